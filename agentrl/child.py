@@ -1,0 +1,113 @@
+"""Child processes that never outlive the conductor and always say how they ended.
+
+A child is started through a small guard (`python -m agentrl.child FD command …`) that holds the read end of a pipe
+whose write end only the parent has. When the parent dies, however it dies, the pipe closes and the guard kills the child's
+whole process group. The guard is the leader of that group, so a stop reaches grandchildren (torchrun's ranks, SGLang's
+scheduler) too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+
+class Child:
+    """A running child process. `log` receives its stdout and stderr."""
+
+    def __init__(self, name: str, argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None) -> None:
+        self.name = name
+        self.argv = list(argv)
+        self.log = log
+        read_end, self._lifeline = os.pipe()
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as output:
+            self._process = _spawn(read_end, self.argv, output, {**os.environ, **(env or {})})
+        os.close(read_end)
+
+    @property
+    def pid(self) -> int:
+        """The guard's process id, which is also the process group's."""
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+        return self._process.poll()
+
+    async def wait(self) -> int:
+        """Wait for the end and return the exit code."""
+        # Polled: the guard's exit is also seen by `poll`, and a child watcher would have to be shared with it.
+        while (code := self._process.poll()) is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        return code
+
+    async def stop(self, grace: float = 5.0) -> int:
+        """SIGTERM, then SIGKILL after `grace` seconds, to the whole group; returns the exit code."""
+        if self._process.poll() is None:
+            _signal_group(self.pid, signal.SIGTERM)
+            try:
+                await asyncio.wait_for(self.wait(), grace)
+            except TimeoutError:
+                pass
+        self.kill()
+        return await self.wait()
+
+    def kill(self) -> None:
+        """SIGKILL to the whole group, at once; safe to repeat."""
+        _signal_group(self.pid, signal.SIGKILL)
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
+
+    def tail(self, lines: int = 20) -> str:
+        """The last lines of its log, for an error's text."""
+        try:
+            return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        except OSError as error:
+            return f"(no log: {error})"
+
+
+def _spawn(read_end: int, argv: Sequence[str], output: IO[bytes], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "agentrl.child", str(read_end), *argv],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env=dict(env),
+        pass_fds=(read_end,),
+        start_new_session=True,
+    )
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        pass
+
+
+def guard(read_end: int, argv: Sequence[str]) -> int:
+    """Run `argv` until it ends or the parent's end of the pipe closes; the command's exit code."""
+    process = subprocess.Popen(argv)
+    os.set_inheritable(read_end, False)
+    # SIGTERM goes to the whole group: the child ends by itself and the guard reports its code.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ended = os.pidfd_open(process.pid)
+    ready, _, _ = select.select([read_end, ended], [], [])
+    if ended in ready:
+        code = process.wait()
+        return code if code >= 0 else 128 - code
+    os.killpg(os.getpgid(0), signal.SIGKILL)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(guard(int(sys.argv[1]), sys.argv[2:]))

@@ -1,0 +1,57 @@
+"""The environment contract: Gymnasium's `reset` and `step`, asynchronous, with chat messages in and out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from agentrl.errors import ContractError
+from agentrl.types import Info, Message, Row, Step
+
+if TYPE_CHECKING:
+    from agentrl.tool import Tool
+
+
+class Env:
+    """One episode of a task. A fresh instance is made from a data row for every episode.
+
+    ```python
+    class GuessNumber(Env):
+        async def reset(self, *, seed=None, options=None):
+            return [{"role": "user", "content": "Guess my number, 1 to 9."}], {}
+
+        async def step(self, action):
+            guess, secret = action["content"].strip(), str(self.row["secret"])
+            if guess == secret:
+                return Step([], 1.0, True, False, {})
+            hint = "higher" if guess < secret else "lower"
+            return Step([{"role": "user", "content": hint}], 0.0, False, False, {})
+    ```
+
+    `row` is the data row; keyword arguments come from `[env.args]` of the run's TOML. All randomness must come from
+    `reset`'s seed: the episodes of a group are given the same seed and must start identically.
+    """
+
+    tools: Sequence[Tool] = ()
+    """What the agent may call; `step` receives the calls in `action["tool_calls"]` and runs them."""
+
+    def __init__(self, row: Row) -> None:
+        self.row = row
+
+    @classmethod
+    def rows(cls, split: str, seed: int) -> Iterable[Row]:
+        """The rows of a procedural environment (`split` is "train" or "eval"); a data file replaces this."""
+        raise ContractError(f"{cls.__name__} makes no rows of its own: give [data] a file, or define `rows`")
+
+    async def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[list[Message], Info]:
+        """Start the episode; returns the first messages and an info dict."""
+        raise NotImplementedError
+
+    async def step(self, action: Message) -> Step:
+        """Take the assistant's message; returns only the messages that are new, and what the action earned."""
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """Release what the episode holds. Called exactly once, also after a failure."""

@@ -1,0 +1,140 @@
+"""Groups as bytes: a JSON header and the raw arrays behind it, compressed. Never pickles.
+
+    [4 bytes: header length][header, JSON][all tokens, int32][all log-probs of sampled segments, float32]   -> zstd
+
+The pool stores these bytes and the trainer's ranks fetch them; `messages=False` leaves out what a trainer never reads.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+import orjson
+import zstandard
+
+from agentrl.errors import AgentRLError
+from agentrl.types import (
+    Context,
+    Demonstration,
+    Episode,
+    Group,
+    Sampled,
+    Segment,
+    Source,
+    SplitReason,
+    Stop,
+    Trajectory,
+    Turn,
+    Version,
+)
+
+_LENGTH = struct.Struct("<I")
+_MAX_BYTES = 1 << 31
+
+
+def encode_group(group: Group, *, messages: bool = True) -> bytes:
+    """The group as bytes; `messages=False` drops the rows' data and the chat."""
+    segments = [s for e in group.episodes for t in e.trajectories for s in t.segments]
+    header = {
+        "id": group.id,
+        "attempt": group.attempt,
+        "epoch": group.epoch,
+        "env": group.env,
+        "episodes": [_episode_header(e, messages) for e in group.episodes],
+    }
+    head = orjson.dumps(header, default=str, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
+    tokens = b"".join(s.tokens.astype("<i4", copy=False).tobytes() for s in segments)
+    logprobs = b"".join(s.logprobs.astype("<f4", copy=False).tobytes() for s in segments if s.logprobs is not None)
+    return zstandard.compress(b"".join((_LENGTH.pack(len(head)), head, tokens, logprobs)), 1)
+
+
+def decode_group(data: bytes) -> Group:
+    """The inverse of `encode_group`; raises AgentRLError where the bytes are damaged."""
+    try:
+        raw = zstandard.ZstdDecompressor().decompress(data, max_output_size=_MAX_BYTES)
+        (size,) = _LENGTH.unpack_from(raw)
+        header = orjson.loads(raw[_LENGTH.size : _LENGTH.size + size])
+        lengths = [(s[0], s[1] == "s") for e in header["episodes"] for t in e["trajectories"] for s in t["segments"]]
+        n_tokens = sum(n for n, _ in lengths)
+        n_logprobs = sum(n for n, sampled in lengths if sampled)
+        tokens = np.frombuffer(raw, "<i4", n_tokens, _LENGTH.size + size)
+        logprobs = np.frombuffer(raw, "<f4", n_logprobs, _LENGTH.size + size + 4 * n_tokens)
+        return _group(header, tokens, logprobs)
+    except (zstandard.ZstdError, struct.error, orjson.JSONDecodeError, KeyError, ValueError, IndexError) as error:
+        raise AgentRLError(f"{len(data)} bytes are not a whole group: {error}") from error
+
+
+def _episode_header(episode: Episode, messages: bool) -> dict[str, Any]:
+    return {
+        "sample": episode.sample,
+        "attempt": episode.attempt,
+        "seed": episode.seed,
+        "row": dict(episode.row) if messages else {},
+        "messages": list(episode.messages) if messages else [],
+        "turns": [[t.index, t.trajectory, t.end, t.reward, t.agent, dict(t.parts)] for t in episode.turns],
+        "trajectories": [
+            {
+                "reason": t.reason.value,
+                "agent": t.agent,
+                "abandoned": t.abandoned,
+                "segments": [_segment_header(s) for s in t.segments],
+            }
+            for t in episode.trajectories
+        ],
+        "stop": episode.stop.value,
+        "metrics": dict(episode.metrics),
+        "error": episode.error,
+    }
+
+
+def _segment_header(segment: Segment) -> list[Any]:
+    source = segment.source
+    if isinstance(source, Sampled):
+        return [len(segment), "s", str(source.version), source.temperature, source.trained]
+    return [len(segment), "d" if isinstance(source, Demonstration) else "c"]
+
+
+def _source(header: list[Any]) -> Source:
+    if header[1] == "s":
+        return Sampled(Version.parse(header[2]), header[3], header[4])
+    return Demonstration() if header[1] == "d" else Context()
+
+
+def _group(header: dict[str, Any], tokens: np.ndarray[Any, Any], logprobs: np.ndarray[Any, Any]) -> Group:
+    at_token = at_logprob = 0
+
+    def segment(head: list[Any]) -> Segment:
+        nonlocal at_token, at_logprob
+        n, source = head[0], _source(head)
+        ids = tokens[at_token : at_token + n]
+        at_token += n
+        if not isinstance(source, Sampled):
+            return Segment(ids, None, source)
+        probs = logprobs[at_logprob : at_logprob + n]
+        at_logprob += n
+        return Segment(ids, probs, source)
+
+    episodes = [
+        Episode(
+            group=header["id"],
+            sample=e["sample"],
+            attempt=e["attempt"],
+            seed=e["seed"],
+            row=e["row"],
+            messages=tuple(e["messages"]),
+            turns=tuple(Turn(i, t, end, reward, agent, parts) for i, t, end, reward, agent, parts in e["turns"]),
+            trajectories=tuple(
+                Trajectory(
+                    tuple(segment(s) for s in t["segments"]), SplitReason(t["reason"]), t["agent"], t["abandoned"]
+                )
+                for t in e["trajectories"]
+            ),
+            stop=Stop(e["stop"]),
+            metrics=e["metrics"],
+            error=e["error"],
+        )
+        for e in header["episodes"]
+    ]
+    return Group(header["id"], header["attempt"], header["epoch"], header["env"], tuple(episodes))
