@@ -1,8 +1,8 @@
 """Child processes that never outlive the conductor and always say how they ended.
 
 A child is started through a small guard (`python -m agentrl.child FD command …`) that holds the read end of a pipe
-whose write end only the parent has. When the parent dies, however it dies, the pipe closes and the guard kills the child's
-whole process group. The guard is the leader of that group, so a stop reaches grandchildren (torchrun's ranks, SGLang's
+whose write end only the parent has. When the parent dies, however it dies, the pipe closes and the guard kills the
+child's whole process group. The guard leads that group, so a stop reaches grandchildren (torchrun's ranks, SGLang's
 scheduler) too.
 """
 
