@@ -1,0 +1,258 @@
+"""The conductor's side of the feed: what the trainer's ranks ask for and what they report, over loopback HTTP.
+
+The wire is described in docs/architecture.md. What a batch is made of is the business of a `BatchSource`: the pool for
+reinforcement learning, rendered conversations for supervised fine-tuning. What a report means is the business of
+`TrainerEvents`, which the run implements.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import orjson
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from agentrl.errors import AgentRLError
+from agentrl.types import Group, Version
+from agentrl.wire import encode_group
+
+HOLD_SECONDS = 20.0
+"""How long a `/take` is held before the trainer is told to ask again."""
+
+
+class Batch(NamedTuple):
+    """What one trainer step trains on. `cursor` goes into the checkpoint's manifest unread."""
+
+    take: int
+    groups: Sequence[Group]
+    cursor: Mapping[str, Any]
+
+
+class RunIsOver(AgentRLError):
+    """There will be no further batch; the text is the reason the trainer is told."""
+
+
+class BatchSource(Protocol):
+    """Where batches come from."""
+
+    async def take(self, step: int, version: Version, wait: float) -> Batch | None:
+        """The batch of `step`, waiting up to `wait` seconds for it; raises RunIsOver when there will be none."""
+        ...
+
+
+class WeightsReady(BaseModel):
+    """A whole Hugging Face folder of `version` is at `path`, written in `seconds`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    step: int
+    version: str
+    path: str
+    seconds: float
+
+
+class StepMetrics(BaseModel):
+    """What the trainer measured in `step`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    step: int
+    version: str
+    metrics: dict[str, float | int | list[float] | list[int] | str | None]
+
+
+class CheckpointReady(BaseModel):
+    """A checkpoint folder's rename has happened."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    step: int
+    version: str
+    path: str
+    take: int
+    cursor: dict[str, Any]
+
+
+class Phase(BaseModel):
+    """A heartbeat: what a rank is doing."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    rank: int
+    phase: str
+    step: int
+
+
+class _TakeRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    step: int
+    version: str
+
+
+class TrainerEvents(Protocol):
+    """What the run does with the trainer's reports; each returns quickly, the trainer waits for the answer."""
+
+    async def weights(self, ready: WeightsReady) -> None:
+        """New weights are on disk."""
+        ...
+
+    async def metrics(self, report: StepMetrics) -> None:
+        """A step is done."""
+        ...
+
+    async def checkpoint(self, ready: CheckpointReady) -> None:
+        """A checkpoint is whole."""
+        ...
+
+    async def phase(self, phase: Phase) -> None:
+        """A rank is alive, and in this phase."""
+        ...
+
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+class FeedServer:
+    """Serves one trainer group at a time; `begin` admits the next incarnation and shuts the previous one out."""
+
+    def __init__(self, source: BatchSource, events: TrainerEvents, *, hold: float = HOLD_SECONDS) -> None:
+        self.token = secrets.token_urlsafe(24)
+        self._source = source
+        self._events = events
+        self._hold = hold
+        self._incarnation = 0
+        self._step = -1
+        self._batch: Batch | None = None
+        self._bytes: dict[int, bytes] = {}
+        self._over: str | None = None
+        self._taking = asyncio.Lock()
+        self._runner: web.AppRunner | None = None
+
+    async def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
+        """Listen; returns the base URL."""
+        app = web.Application(middlewares=[self._guard], client_max_size=64 << 20)
+        app.router.add_post("/take", self._take)
+        app.router.add_get(r"/take/{take:\d+}/group/{group:\d+}", self._group)
+        app.router.add_post("/weights", _report(WeightsReady, self._events.weights))
+        app.router.add_post("/metrics", _report(StepMetrics, self._events.metrics))
+        app.router.add_post("/checkpoint", _report(CheckpointReady, self._events.checkpoint))
+        app.router.add_post("/phase", _report(Phase, self._events.phase))
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, host, port)
+        await site.start()
+        bound = self._runner.addresses[0]
+        return f"http://{bound[0]}:{bound[1]}"
+
+    async def stop(self) -> None:
+        """Stop listening."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def begin(self, incarnation: int) -> None:
+        """A new trainer group starts: forget the last one's batch and refuse its late requests."""
+        self._incarnation = incarnation
+        async with self._taking:  # a held take of the old group ends first; the source un-takes it on resume
+            self._step, self._batch, self._bytes = -1, None, {}
+
+    def finish(self, reason: str) -> None:
+        """From now on every `/take` is answered with "the run is over"."""
+        self._over = self._over or reason
+
+    @web.middleware
+    async def _guard(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "")
+        if not hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode()):
+            return _json(401, {"error": "wrong or missing token: send 'Authorization: Bearer $AGENTRL_TOKEN'"})
+        try:
+            return await handler(request)
+        except (ValidationError, ValueError) as error:
+            return _json(400, {"error": str(error)})
+
+    async def _take(self, request: web.Request) -> web.StreamResponse:
+        wanted = _TakeRequest.model_validate_json(await request.read())
+        version = Version.parse(wanted.version)
+        async with self._taking:
+            if version.incarnation != self._incarnation:
+                return _json(409, {"error": f"incarnation {version.incarnation} is over, now {self._incarnation} runs"})
+            if self._batch is None or self._step != wanted.step:
+                try:
+                    batch = await self._next(wanted.step, version)
+                except RunIsOver as over:
+                    self.finish(str(over))
+                    return _json(410, {"reason": str(over)})
+                if batch is None:
+                    return web.Response(status=204)
+                # Bytes first: a batch that cannot be encoded must not be remembered as handed out.
+                self._bytes = {group.id: encode_group(group, messages=False) for group in batch.groups}
+                self._step, self._batch = wanted.step, batch
+            return _json(200, manifest(self._batch, wanted.step, version))
+
+    async def _next(self, step: int, version: Version) -> Batch | None:
+        end = asyncio.get_running_loop().time() + self._hold
+        while (left := end - asyncio.get_running_loop().time()) > 0:
+            if self._over is not None:
+                raise RunIsOver(self._over)
+            if version.incarnation != self._incarnation:
+                return None
+            # In slices, so that a finished run or a new incarnation is seen within half a second.
+            batch = await self._source.take(step, version, min(left, 0.5))
+            if batch is not None:
+                return batch
+        return None
+
+    async def _group(self, request: web.Request) -> web.StreamResponse:
+        take, group = int(request.match_info["take"]), int(request.match_info["group"])
+        if self._batch is None or self._batch.take != take or group not in self._bytes:
+            return _json(404, {"error": f"group {group} is not in take {take}, or that take is over"})
+        return web.Response(body=self._bytes[group], content_type="application/octet-stream")
+
+
+def manifest(batch: Batch, step: int, version: Version) -> dict[str, Any]:
+    """The JSON that describes a batch to every rank; docs/architecture.md has its form."""
+    return {
+        "take": batch.take,
+        "step": step,
+        "version": str(version),
+        "cursor": dict(batch.cursor),
+        "groups": [_group_entry(group) for group in batch.groups],
+    }
+
+
+def _group_entry(group: Group) -> dict[str, Any]:
+    return {
+        "id": group.id,
+        "env": group.env,
+        "episodes": [
+            {
+                "sample": episode.sample,
+                "scored": episode.scored,
+                "reward": episode.reward,
+                "stop": episode.stop.value,
+                "turns": [[t.index, t.trajectory, t.end, t.reward, t.agent] for t in episode.turns],
+                "trajectories": [
+                    {"length": len(t), "sampled": int(t.loss_mask.sum()), "abandoned": t.abandoned}
+                    for t in episode.trajectories
+                ],
+            }
+            for episode in group.episodes
+        ],
+    }
+
+
+def _report(
+    model: type[Body], handle: Callable[[Body], Awaitable[None]]
+) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        await handle(model.model_validate_json(await request.read()))
+        return _json(200, {})
+
+    return handler
+
+
+def _json(status: int, body: Mapping[str, Any]) -> web.Response:
+    return web.Response(status=status, body=orjson.dumps(body), content_type="application/json")
