@@ -16,7 +16,7 @@ from agentrl.testing.tiny import Family, make_tiny_model, tiny_tokenizer
 from agentrl.types import Message
 
 CALL = {"function": {"name": "calc", "arguments": '{"expression": "12 + 30"}'}}
-CHAT = [
+CHAT: list[Message] = [
     {"role": "user", "content": "12 + 30"},
     {"role": "assistant", "content": None, "tool_calls": [CALL]},
     {"role": "tool", "content": "42", "tool_call_id": "a"},

@@ -1,0 +1,191 @@
+"""Tools: a typed Python function becomes something that a model can call.
+
+```python
+@tool
+async def calc(expression: str) -> str:
+    \"\"\"Work out an arithmetic expression.
+
+    Args:
+        expression: digits, + - * / and brackets
+    \"\"\"
+    return str(calculate(expression))
+
+messages = await run_tools([calc], action)     # one `tool` message for each call in the action, in its order
+```
+
+Whatever the model does wrong is an observation for it: an unknown name, arguments that are no JSON or do not fit, an
+exception in the function, a timeout. An `InfrastructureError` is nobody's answer and passes through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, overload
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic_core import to_json
+
+from agentrl.errors import ContractError, InfrastructureError
+from agentrl.types import Message
+
+DEFAULT_TIMEOUT = 30.0
+
+
+class Tool:
+    """A function with a name, an OpenAI schema and validated arguments. Make one with `@tool`.
+
+    In a class body it binds like a method, so that a tool may use the state of its episode: `self.tools = (self.buy,)`.
+    A plain `def` runs in a thread, because it may block; an `async def` runs in the event loop and must not.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], *, name: str | None = None, timeout: float = DEFAULT_TIMEOUT
+    ) -> None:
+        if timeout <= 0:
+            raise ContractError(f"tool {function.__name__}: timeout={timeout} must be > 0 seconds")
+        self.function = function
+        self.name = name or function.__name__
+        self.timeout = timeout
+        doc = inspect.getdoc(function)
+        if not doc:
+            raise ContractError(
+                f"tool {self.name!r} has no docstring: it is what tells the model when to call the tool"
+            )
+        summary, fields = _read_docstring(doc)
+        self.arguments = _arguments_model(function, self.name, fields)
+        self.schema: dict[str, Any] = {
+            "type": "function",
+            "function": {"name": self.name, "description": summary, "parameters": _parameters(self.arguments)},
+        }
+
+    def __get__(self, instance: object | None, owner: type | None = None) -> Tool:
+        """The same tool, bound to the object it is read from."""
+        if instance is None:
+            return self
+        bound = object.__new__(Tool)
+        bound.__dict__.update(self.__dict__)
+        bound.function = self.function.__get__(instance, owner)
+        return bound
+
+    def __repr__(self) -> str:
+        return f"Tool({self.name!r})"
+
+    async def __call__(self, **arguments: Any) -> Any:
+        """Check the arguments, then run. Raises what the function raises, ValidationError, TimeoutError."""
+        checked = self.arguments.model_validate(arguments)
+        values = {name: getattr(checked, name) for name in type(checked).model_fields}
+        async with asyncio.timeout(self.timeout):
+            if inspect.iscoroutinefunction(self.function):
+                return await self.function(**values)
+            return await asyncio.to_thread(self.function, **values)
+
+
+@overload
+def tool(function: Callable[..., Any], /) -> Tool: ...
+@overload
+def tool(*, name: str | None = None, timeout: float = DEFAULT_TIMEOUT) -> Callable[[Callable[..., Any]], Tool]: ...
+def tool(
+    function: Callable[..., Any] | None = None, /, *, name: str | None = None, timeout: float = DEFAULT_TIMEOUT
+) -> Tool | Callable[[Callable[..., Any]], Tool]:
+    """Make a `Tool` of a typed function with a docstring; usable with and without brackets.
+
+    `timeout` is in seconds. A plain function that runs out of it goes on in its thread: give work that may hang a
+    deadline of its own, or a sandbox.
+    """
+    if function is not None:
+        return Tool(function)
+    return lambda function: Tool(function, name=name, timeout=timeout)
+
+
+async def run_tools(tools: Sequence[Tool], action: Message) -> list[Message]:
+    """Run all calls of an assistant message in parallel; returns one `tool` message a call, in the calls' order.
+
+    Raises InfrastructureError where a tool did (a lost sandbox, say), after stopping the other calls.
+    """
+    by_name = {tool.name: tool for tool in tools}
+    if len(by_name) != len(tools):
+        raise ContractError(f"two tools share a name: {sorted(tool.name for tool in tools)}; names must be unique")
+    tasks = [asyncio.ensure_future(_answer(by_name, call)) for call in action.get("tool_calls") or []]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _answer(by_name: dict[str, Tool], call: dict[str, Any]) -> Message:
+    function = call.get("function") or {}
+    text = await _call(by_name, str(function.get("name")), function.get("arguments"))
+    return {"role": "tool", "tool_call_id": call.get("id") or "", "content": text}
+
+
+async def _call(by_name: dict[str, Tool], name: str, raw: object) -> str:
+    if name not in by_name:
+        return f"error: there is no tool {name!r}; there are: {', '.join(sorted(by_name)) or 'none'}"
+    try:
+        arguments = json.loads(raw, strict=False) if isinstance(raw, str) else raw
+    except json.JSONDecodeError as error:
+        return f"error: the arguments of {name} are not JSON: {error}"
+    if not isinstance(arguments, dict):
+        return f"error: the arguments of {name} must be a JSON object, got {type(arguments).__name__}"
+    chosen = by_name[name]
+    try:
+        result = await chosen(**arguments)
+    except InfrastructureError:
+        raise
+    except ValidationError as error:
+        return f"error: bad arguments for {name}: " + "; ".join(_problem(e) for e in error.errors())
+    except TimeoutError:
+        return f"error: {name} did not finish within {chosen.timeout:g} s"
+    except Exception as error:  # the border between user code and the model: its exceptions are the tool's answer
+        return f"error: {type(error).__name__}: {error}"
+    return result if isinstance(result, str) else to_json(result, fallback=str).decode()
+
+
+def _problem(error: Any) -> str:
+    place = ".".join(str(part) for part in error["loc"])
+    return f"{place}: {error['msg']}"
+
+
+def _arguments_model(function: Callable[..., Any], name: str, docs: dict[str, str]) -> type[BaseModel]:
+    fields: dict[str, Any] = {}
+    parameters = list(inspect.signature(function, eval_str=True).parameters.values())
+    if parameters and parameters[0].name == "self":
+        parameters = parameters[1:]
+    for parameter in parameters:
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise ContractError(f"tool {name!r}: {parameter} cannot be described in a schema; name each argument")
+        if parameter.annotation is parameter.empty:
+            raise ContractError(f"tool {name!r}: argument {parameter.name!r} has no type, so the model is not told one")
+        default = ... if parameter.default is parameter.empty else parameter.default
+        fields[parameter.name] = (parameter.annotation, Field(default, description=docs.get(parameter.name)))
+    return create_model(f"{name}_arguments", __config__=ConfigDict(extra="forbid"), **fields)
+
+
+def _parameters(model: type[BaseModel]) -> dict[str, Any]:
+    schema = model.model_json_schema()
+    del schema["title"]
+    for field in schema.get("properties", {}).values():
+        field.pop("title", None)
+    schema.setdefault("properties", {})
+    return schema
+
+
+def _read_docstring(doc: str) -> tuple[str, dict[str, str]]:
+    """The description, and what a Google-style `Args:` section says of each argument."""
+    summary, _, rest = doc.partition("\nArgs:\n")
+    fields: dict[str, str] = {}
+    current = None
+    for line in rest.splitlines():
+        if line and not line.startswith(" "):
+            break
+        if entry := re.match(r" {1,4}(\w+)(?: \([^)]*\))?: (.*)", line):
+            current = entry[1]
+            fields[current] = entry[2].strip()
+        elif current and line.strip():
+            fields[current] += " " + line.strip()
+    return summary.split("\nReturns:\n")[0].strip(), fields

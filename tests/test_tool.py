@@ -1,0 +1,212 @@
+"""Tools: schemas from signatures, checked arguments, and errors that the model can read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any, Literal
+
+import pytest
+from pydantic import BaseModel
+
+from agentrl.errors import ContractError, SandboxLost
+from agentrl.tool import Tool, run_tools, tool
+from agentrl.types import Message
+
+
+class Item(BaseModel):
+    name: str
+    price: float
+
+
+@tool
+def order(item: Item, count: int = 1, speed: Literal["slow", "fast"] = "slow") -> dict[str, object]:
+    """Order something.
+
+    It is delivered later.
+
+    Args:
+        item: what to order
+        count: how many,
+            at least one
+
+    Returns:
+        the bill
+    """
+    return {"sum": item.price * count, "speed": speed}
+
+
+@tool
+async def echo(text: str) -> str:
+    """Say it again."""
+    return text
+
+
+def _action(*calls: tuple[str, object]) -> Message:
+    tool_calls = [
+        {
+            "id": f"c{i}",
+            "type": "function",
+            "function": {"name": n, "arguments": a if isinstance(a, str) else json.dumps(a)},
+        }
+        for i, (n, a) in enumerate(calls)
+    ]
+    return {"role": "assistant", "content": None, "tool_calls": tool_calls}
+
+
+async def _texts(tools: list[Tool], *calls: tuple[str, object]) -> list[str]:
+    return [message["content"] for message in await run_tools(tools, _action(*calls))]
+
+
+def test_schema_is_openais() -> None:
+    function = order.schema["function"]
+    assert order.schema["type"] == "function"
+    assert function["name"] == "order"
+    assert function["description"] == "Order something.\n\nIt is delivered later."
+    parameters = function["parameters"]
+    assert parameters["required"] == ["item"]
+    assert parameters["additionalProperties"] is False
+    assert parameters["properties"]["count"] == {
+        "default": 1,
+        "description": "how many, at least one",
+        "type": "integer",
+    }
+    assert parameters["properties"]["speed"]["enum"] == ["slow", "fast"]
+    assert parameters["$defs"]["Item"]["required"] == ["name", "price"]
+
+
+async def test_arguments_are_parsed_and_results_are_json() -> None:
+    texts = await _texts([order], ("order", {"item": {"name": "pen", "price": 2.5}, "count": "4", "speed": "fast"}))
+    assert texts == ['{"sum":10.0,"speed":"fast"}']
+
+
+async def test_answers_keep_order_and_ids() -> None:
+    answers = await run_tools([echo, order], _action(("echo", {"text": "a"}), ("nope", {}), ("echo", {"text": "b"})))
+    assert [(m["role"], m["tool_call_id"]) for m in answers] == [("tool", "c0"), ("tool", "c1"), ("tool", "c2")]
+    assert [m["content"] for m in answers] == ["a", "error: there is no tool 'nope'; there are: echo, order", "b"]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "says"),
+    [
+        ("echo", "{'text': 1}", "error: the arguments of echo are not JSON"),
+        ("echo", "[1]", "error: the arguments of echo must be a JSON object, got list"),
+        ("echo", "", "error: the arguments of echo are not JSON"),
+        ("echo", {}, "error: bad arguments for echo: text: Field required"),
+        ("echo", {"text": "a", "b": 1}, "error: bad arguments for echo: b: Extra inputs are not permitted"),
+        (
+            "order",
+            {"item": {"name": "x", "price": "dear"}},
+            "error: bad arguments for order: item.price: Input should be",
+        ),
+    ],
+)
+async def test_bad_calls_are_observations(name: str, arguments: object, says: str) -> None:
+    (text,) = await _texts([echo, order], (name, arguments))
+    assert text.startswith(says)
+
+
+async def test_no_arguments_at_all_is_an_observation() -> None:
+    (answer,) = await run_tools(
+        [echo], {"role": "assistant", "tool_calls": [{"id": "x", "function": {"name": "echo"}}]}
+    )
+    assert answer["content"] == "error: the arguments of echo must be a JSON object, got NoneType"
+
+
+async def test_raw_new_lines_in_arguments_are_taken() -> None:
+    assert await _texts([echo], ("echo", '{"text": "a\nb"}')) == ["a\nb"]
+
+
+async def test_an_exception_is_an_observation_and_a_lost_box_is_not() -> None:
+    @tool
+    def divide(by: int) -> float:
+        """Divide one."""
+        return 1 / by
+
+    @tool
+    async def box() -> str:
+        """Use the box."""
+        raise SandboxLost("box 3 is gone")
+
+    assert await _texts([divide], ("divide", {"by": 0})) == ["error: ZeroDivisionError: division by zero"]
+    with pytest.raises(SandboxLost, match="box 3 is gone"):
+        await _texts([divide, box], ("divide", {"by": 1}), ("box", {}))
+
+
+async def test_calls_run_in_parallel_and_blocking_ones_leave_the_loop_free() -> None:
+    @tool
+    def nap(seconds: float) -> str:
+        """Sleep."""
+        time.sleep(seconds)
+        return "ok"
+
+    started = time.monotonic()
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0.01)
+            ticks += 1
+
+    ticker = asyncio.ensure_future(tick())
+    assert await _texts([nap], *[("nap", {"seconds": 0.3})] * 3) == ["ok"] * 3
+    ticker.cancel()
+    assert time.monotonic() - started < 0.8
+    assert ticks > 3
+
+
+async def test_a_slow_tool_is_given_up() -> None:
+    @tool(name="wait", timeout=0.05)
+    async def sleep_long() -> str:
+        """Sleep for long."""
+        await asyncio.sleep(60)
+        return "never"
+
+    assert await _texts([sleep_long], ("wait", {})) == ["error: wait did not finish within 0.05 s"]
+
+
+async def test_methods_bind_to_their_episode() -> None:
+    class Shop:
+        def __init__(self) -> None:
+            self.bought: list[str] = []
+
+        @tool
+        async def buy(self, item: str) -> int:
+            """Buy an item."""
+            self.bought.append(item)
+            return len(self.bought)
+
+    one, two = Shop(), Shop()
+    assert await _texts([one.buy], ("buy", {"item": "tea"}), ("buy", {"item": "jam"})) == ["1", "2"]
+    assert await _texts([two.buy], ("buy", {"item": "oil"})) == ["1"]
+    assert (one.bought, two.bought) == (["tea", "jam"], ["oil"])
+    assert "self" not in Shop.buy.schema["function"]["parameters"]["properties"]
+
+
+def test_what_cannot_be_described_is_refused() -> None:
+    def untyped(x) -> str:  # type: ignore[no-untyped-def]
+        """Say."""
+        return str(x)
+
+    def silent(x: int) -> int:
+        return x
+
+    def variadic(*x: int) -> int:
+        """Add."""
+        return sum(x)
+
+    cases: list[tuple[Any, str]] = [
+        (untyped, "argument 'x' has no type"),
+        (silent, "has no docstring"),
+        (variadic, "cannot be described in a schema"),
+    ]
+    for function, says in cases:
+        with pytest.raises(ContractError, match=says):
+            tool(function)
+
+
+async def test_two_tools_of_one_name_are_refused() -> None:
+    with pytest.raises(ContractError, match="share a name"):
+        await run_tools([echo, echo], _action())
