@@ -24,13 +24,15 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, overload
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
-from pydantic_core import to_json
+from typing import TYPE_CHECKING, Any, overload
 
 from agentrl.errors import ContractError, InfrastructureError
-from agentrl.types import Message
+
+# `import agentrl` imports this module: pydantic and numpy wait until there is a tool.
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from agentrl.types import Message
 
 DEFAULT_TIMEOUT = 30.0
 
@@ -132,6 +134,9 @@ async def _call(by_name: dict[str, Tool], name: str, raw: object) -> str:
         return f"error: the arguments of {name} are not JSON: {error}"
     if not isinstance(arguments, dict):
         return f"error: the arguments of {name} must be a JSON object, got {type(arguments).__name__}"
+    from pydantic import ValidationError
+    from pydantic_core import to_json
+
     chosen = by_name[name]
     try:
         result = await chosen(**arguments)
@@ -152,6 +157,8 @@ def _problem(error: Any) -> str:
 
 
 def _arguments_model(function: Callable[..., Any], name: str, docs: dict[str, str]) -> type[BaseModel]:
+    from pydantic import ConfigDict, Field, create_model
+
     fields: dict[str, Any] = {}
     parameters = list(inspect.signature(function, eval_str=True).parameters.values())
     if parameters and parameters[0].name == "self":
