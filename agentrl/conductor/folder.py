@@ -65,6 +65,7 @@ class RunFolder:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
+            self.close()
             raise ConfigError(f"another agentrl process runs in {self.path}: wait for it, or stop it") from error
 
     def close(self) -> None:
