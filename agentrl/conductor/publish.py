@@ -1,0 +1,111 @@
+"""Puts new weights into the engines while rollouts go on, and keeps the disk clean of old ones."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar
+
+from agentrl.conductor.feed import WeightsReady
+from agentrl.errors import EngineError, RunError
+from agentrl.types import Version
+
+Report = TypeVar("Report")
+ATTEMPTS = 3
+
+
+class Published(NamedTuple, Generic[Report]):
+    """One publish that the engines confirmed. `skipped` counts versions that a newer one overtook while waiting."""
+
+    version: Version
+    path: Path
+    step: int
+    seconds: float
+    skipped: int
+    report: Report
+
+
+class Publisher(Generic[Report]):
+    """One publish at a time; where several versions wait, only the newest goes out.
+
+    A publish that fails leaves the engines on the version they had, and is tried again: rollouts go on meanwhile.
+    """
+
+    def __init__(
+        self,
+        publish: Callable[[Path, Version], Awaitable[Report]],
+        on_published: Callable[[Published[Report]], Awaitable[None]],
+        note: Callable[[str], None],
+        *,
+        retry_after: float = 1.0,
+    ) -> None:
+        self._publish = publish
+        self._on_published = on_published
+        self._note = note
+        self._retry_after = retry_after
+        self._pending: WeightsReady | None = None
+        self._skipped = 0
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.current: Path | None = None
+        """The folder the engines were last loaded from; it stays until the next one is in."""
+
+    def offer(self, ready: WeightsReady) -> None:
+        """New weights are on disk."""
+        if self._pending is not None:
+            self._skipped += 1
+            shutil.rmtree(self._pending.path, ignore_errors=True)
+        self._pending = ready
+        self._idle.clear()
+        self._wake.set()
+
+    async def drained(self, deadline: float) -> bool:
+        """Wait up to `deadline` seconds until everything offered is out; whether it is."""
+        try:
+            await asyncio.wait_for(self._idle.wait(), deadline)
+        except TimeoutError:
+            return False
+        return True
+
+    async def run(self) -> None:
+        """Publish what is offered, until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while (ready := self._pending) is not None:
+                self._pending = None
+                await self._one(ready)
+            self._idle.set()
+
+    async def _one(self, ready: WeightsReady) -> None:
+        path, version = Path(ready.path), Version.parse(ready.version)
+        for attempt in range(1, ATTEMPTS + 1):
+            begin = time.monotonic()
+            try:
+                report = await self._publish(path, version)
+            except EngineError as error:
+                self._note(
+                    f"publish of {version} failed ({attempt} of {ATTEMPTS}), engines keep their weights: {error}"
+                )
+                if self._pending is not None:
+                    self._skipped += 1
+                    shutil.rmtree(path, ignore_errors=True)
+                    return
+                if attempt == ATTEMPTS:
+                    raise RunError(
+                        f"the engines refused version {version} at {path} {ATTEMPTS} times, last: {error}; "
+                        "see logs/engine-*.log"
+                    ) from error
+                await asyncio.sleep(self._retry_after)
+                continue
+            done = Published(version, path, ready.step, time.monotonic() - begin, self._skipped, report)
+            break
+        self._skipped = 0
+        old, self.current = self.current, path
+        await self._on_published(done)
+        if old is not None and old != path:
+            await asyncio.to_thread(shutil.rmtree, old, True)
