@@ -77,11 +77,11 @@ class Publisher(Generic[Report]):
             await self._wake.wait()
             self._wake.clear()
             while (ready := self._pending) is not None:
-                self._pending = None
-                await self._one(ready)
+                skipped, self._pending, self._skipped = self._skipped, None, 0
+                await self._one(ready, skipped)
             self._idle.set()
 
-    async def _one(self, ready: WeightsReady) -> None:
+    async def _one(self, ready: WeightsReady, skipped: int) -> None:
         path, version = Path(ready.path), Version.parse(ready.version)
         for attempt in range(1, ATTEMPTS + 1):
             begin = time.monotonic()
@@ -92,7 +92,7 @@ class Publisher(Generic[Report]):
                     f"publish of {version} failed ({attempt} of {ATTEMPTS}), engines keep their weights: {error}"
                 )
                 if self._pending is not None:
-                    self._skipped += 1
+                    self._skipped += skipped + 1
                     shutil.rmtree(path, ignore_errors=True)
                     return
                 if attempt == ATTEMPTS:
@@ -102,9 +102,8 @@ class Publisher(Generic[Report]):
                     ) from error
                 await asyncio.sleep(self._retry_after)
                 continue
-            done = Published(version, path, ready.step, time.monotonic() - begin, self._skipped, report)
+            done = Published(version, path, ready.step, time.monotonic() - begin, skipped, report)
             break
-        self._skipped = 0
         old, self.current = self.current, path
         await self._on_published(done)
         if old is not None and old != path:
