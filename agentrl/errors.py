@@ -6,7 +6,8 @@
     ├── ContractError          user code broke a documented contract (reset/step shape, reward type, tool schema)
     ├── InfrastructureError    not the policy's fault: retried, never scored, never in a baseline
     │   ├── EngineError        an engine is lost, refused, or answered something inconsistent
-    │   │   └── RequestRefused a deterministic refusal of one request (context too long, bad id): never retried
+    │   │   ├── RequestRefused a deterministic refusal of one request (context too long, bad id): never retried
+    │   │   └── EngineLost     the connection to an engine is gone: what it had sent may go on at another
     │   ├── SandboxLost        the box is gone; says nothing about the program that ran in it
     │   └── DeadlineExceeded   a wait ran out; the message names what was waited for
     ├── LimitReached           a token, turn or time limit of the episode: the episode is truncated, not failed
@@ -44,6 +45,10 @@ class EngineError(InfrastructureError):
 
 class RequestRefused(EngineError):
     """The engine refused this request for a reason that a retry cannot change."""
+
+
+class EngineLost(EngineError):
+    """The connection to an engine is gone, or cannot be made."""
 
 
 class SandboxLost(InfrastructureError):

@@ -1,0 +1,393 @@
+"""One engine over HTTP: SGLang's protocol, which the embedded engine speaks too.
+
+`generate` hides every interruption: a retract-pause is invisible, an aborted request goes on from its tokens with what
+is left of its budget, a lost connection is cleared by an abort before anything is asked again, and a server that
+answers 503 is waited for. All of it ends at the request's deadline, with an error that names what was waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import aiohttp
+
+from agentrl.engine.http import Http, error_text, json_object, sse_events
+from agentrl.engine.reply import Decode, Part, Progress, parse_part, start
+from agentrl.engine.types import Completion, GenerateRequest, OnTokens, Sampling
+from agentrl.engine.weights import Limits, Shapes, check_shapes, model_config, weight_shapes
+from agentrl.errors import ConfigError, DeadlineExceeded, EngineError, EngineLost, RequestRefused
+from agentrl.types import Version
+
+_RETRIED = frozenset({429, 502, 503, 504})
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+_STREAM_INTERVAL = 16
+"""Tokens a stream event where the stream only guards against the engine's death."""
+
+
+class ModelInfo(NamedTuple):
+    """What an engine says of itself."""
+
+    version: Version
+    path: str
+
+
+class EngineClient:
+    """Speaks to one engine server.
+
+    ```python
+    client = EngineClient("http://127.0.0.1:30000", limits=model_limits(folder), model_dir=folder)
+    completion = await client.generate(request)
+    await client.pause(); await client.update_from_disk(folder, Version(1, 1)); await client.resume()
+    await client.close()
+    ```
+
+    `limits` and `model_dir` let it refuse what would kill a real server: ids outside the vocabulary, weights of other
+    names or shapes. `decode` is needed to see a stop string that straddles an interruption. `chunk_tokens` cuts a
+    generation into requests of so many tokens, for servers that cannot retract (`pause_mode="abort"`).
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        limits: Limits | None = None,
+        model_dir: Path | None = None,
+        decode: Decode | None = None,
+        pause_mode: Literal["retract", "abort"] = "retract",
+        chunk_tokens: int | None = None,
+        control_timeout: float = 30.0,
+        load_timeout: float = 300.0,
+    ) -> None:
+        self.url = url.rstrip("/")
+        self.version: Version | None = None
+        self.in_flight = 0
+        self._limits = limits
+        self._model_dir = model_dir
+        self._decode = decode
+        self._pause_mode = pause_mode
+        self._chunk = chunk_tokens
+        self._control_timeout = control_timeout
+        self._load_timeout = load_timeout
+        self._http = Http(self.url)
+        self._shapes: Shapes | None = None
+        self._paused = False
+        self._aborted_in_pause: list[str] = []
+        self._background: set[asyncio.Task[None]] = set()
+
+    # -- generation ------------------------------------------------------------------------------------------------
+
+    async def generate(self, request: GenerateRequest, on_tokens: OnTokens | None = None) -> Completion:
+        """Sample until a stop or the budget; see `Engine.generate`."""
+        return await self.go_on(self.begin(request), on_tokens)
+
+    def begin(self, request: GenerateRequest) -> Progress:
+        """Check the request; its progress can be carried from engine to engine with `go_on`."""
+        vocab, context = self._limits if self._limits is not None else (None, None)
+        return start(request, vocab, context, self._decode)
+
+    async def go_on(
+        self, progress: Progress, on_tokens: OnTokens | None = None, *, fail_over: bool = False
+    ) -> Completion:
+        """Generate the rest. With `fail_over` a lost engine raises EngineLost, with `progress` holding what it sent;
+        otherwise the same engine is tried until the deadline."""
+        self.in_flight += 1
+        try:
+            async with asyncio.timeout_at(progress.request.deadline):
+                return await self._until_finished(progress, on_tokens, fail_over)
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                f"request {progress.request.id}: the deadline passed at {len(progress.tokens)} of {progress.limit} "
+                f"tokens while waiting for {progress.waiting_for} from {self.url}"
+            ) from error
+        finally:
+            self.in_flight -= 1
+
+    async def _until_finished(self, progress: Progress, on_tokens: OnTokens | None, fail_over: bool) -> Completion:
+        pause = _FIRST_PAUSE
+        while True:
+            before = len(progress.tokens)
+            asked = min(progress.left, self._chunk) if self._chunk and progress.continues else progress.left
+            try:
+                part = await self._attempt(progress, asked, on_tokens, fail_over)
+            except EngineLost:
+                progress.losses += 1
+                if fail_over:
+                    raise
+                part = None
+            done = self._finished(progress, part, asked)
+            if done is not None:
+                return done
+            if len(progress.tokens) > before:
+                pause = _FIRST_PAUSE
+            else:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _finished(self, progress: Progress, part: Part | None, asked: int) -> Completion | None:
+        if part is None:
+            return None
+        if part.finish == "abort":
+            if part.status is not None and 400 <= part.status < 500:
+                raise RequestRefused(f"request {progress.request.id}: {self.url} refused it: {part.detail}")
+            progress.waiting_for = f"the rest after an abort ({part.detail or 'no reason given'})"
+            progress.keep(part)
+            return progress.completion("length") if progress.left == 0 else None
+        stop = progress.add(part)
+        if stop is not None:
+            return progress.completion("stop", stop)
+        if part.finish == "length" and progress.left > 0 and len(part.tokens) == asked:
+            return None  # the end of a chunk
+        return progress.completion(part.finish, part.matched)
+
+    async def _attempt(
+        self, progress: Progress, asked: int, on_tokens: OnTokens | None, fail_over: bool
+    ) -> Part | None:
+        """One request to the server; None where it asks to come again."""
+        if self.version is None:
+            progress.waiting_for = "its weight version"
+            await self.model_info()
+        rid, pinned = progress.next_id(), self.version
+        stream = on_tokens is not None or fail_over
+        interval = 1 if on_tokens is not None else _STREAM_INTERVAL
+        body = _body(progress, rid, asked, interval if stream else None)
+        reading = _Reading(self, progress, pinned, on_tokens)
+        progress.waiting_for = "generated tokens"
+        try:
+            async with self._http.post("/generate", body) as response:
+                if response.status != 200:
+                    self._not_served(progress, response.status, await response.read())
+                    return None
+                return await reading.stream(response) if stream else reading.whole(await response.read())
+        except aiohttp.ClientConnectorError as error:
+            progress.waiting_for = "a connection"
+            raise EngineLost(f"{self.url} refuses connections: {error}") from error
+        except (aiohttp.ClientError, ConnectionError) as error:
+            # The server may still be generating: nothing is asked again before that request is certainly gone.
+            progress.waiting_for = "an abort of the lost request"
+            await self._clear(rid, fail_over)
+            progress.keep(reading.safe)
+            raise EngineLost(f"{self.url} dropped the connection of {rid}: {error!r}") from error
+        except BaseException:
+            self._later(self._abort_quietly(rid))
+            raise
+
+    def _not_served(self, progress: Progress, status: int, body: bytes) -> None:
+        text = error_text(body)
+        if status in _RETRIED:
+            progress.waiting_for = f"a server that answers {status} ({text})"
+            return
+        if 400 <= status < 500:
+            raise RequestRefused(f"request {progress.request.id}: {self.url} answered {status}: {text}")
+        raise EngineError(f"request {progress.request.id}: {self.url} answered {status}: {text}")
+
+    async def _clear(self, rid: str, fail_over: bool) -> None:
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                await self.abort(rid)
+                return
+            except EngineLost:
+                if fail_over:
+                    return  # the router fences this engine: it is not asked again before it answers
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+
+    # -- control ---------------------------------------------------------------------------------------------------
+
+    async def pause(self) -> None:
+        """Stop between two tokens; running requests wait (or come back aborted and are resumed by `generate`)."""
+        self._paused = True
+        await self._control("/pause_generation", {"mode": self._pause_mode}, "the pause")
+
+    async def resume(self) -> None:
+        """Go on after `pause`."""
+        await self._control("/continue_generation", {}, "the continuation")
+        self._paused = False
+        # SGLang forgets an abort for a request that arrived during the pause: it is said again.
+        again, self._aborted_in_pause = self._aborted_in_pause, []
+        for rid in again:
+            await self.abort(rid)
+
+    async def update_from_disk(self, path: Path | str, version: Version) -> None:
+        """Load the weights in `path` and label them `version`. EngineError where the old ones still serve."""
+        self._check_weights(Path(path))
+        body = {
+            "model_path": str(path),
+            "weight_version": str(version),
+            "flush_cache": True,
+            "abort_all_requests": False,
+        }
+        deadline = asyncio.get_running_loop().time() + self._load_timeout
+        pause = _FIRST_PAUSE
+        while True:
+            status, answer = await self._http.call(
+                "/update_weights_from_disk", body, self._load_timeout, f"weights {version}"
+            )
+            if status == 200 and answer.get("success", True):
+                self.version = version
+                return
+            text = str(answer.get("message") or answer)
+            busy = "flush" in text.lower() or "pending" in text.lower()
+            if not busy or asyncio.get_running_loop().time() + pause > deadline:
+                raise EngineError(f"{self.url} did not take weights {version} from {path} ({status}): {text}")
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def set_version(self, version: Version) -> None:
+        """Label the weights it has, without touching a request."""
+        body = {"new_version": str(version), "abort_all_requests": False}
+        await self._control("/update_weight_version", body, "the label")
+        self.version = version
+
+    async def model_info(self) -> ModelInfo:
+        """The label and folder of the weights it serves; answers while paused."""
+        answer = await self._read("/model_info", "its model info")
+        try:
+            info = ModelInfo(Version.parse(str(answer["weight_version"])), str(answer.get("model_path", "")))
+        except (KeyError, ValueError) as error:
+            raise EngineError(
+                f"{self.url}/model_info has no version of ours: {error}; start it by start_engine"
+            ) from error
+        self.version = info.version
+        return info
+
+    async def counters(self) -> dict[str, Any]:
+        """The server's own counters (`/server_info`)."""
+        return await self._read("/server_info", "its counters")
+
+    async def checksums(self) -> dict[str, str]:
+        """A checksum a tensor, as the engine names them; equal weights in equal engines have equal ones."""
+        answer = await self._control("/weights_checker", {"action": "checksum"}, "checksums", self._load_timeout)
+        ranks = answer.get("ranks")
+        if not ranks:
+            raise EngineError(f"{self.url}/weights_checker sent no checksums: {answer}")
+        return {f"{rank}/{name}": str(sum_) for rank, r in enumerate(ranks) for name, sum_ in r["checksums"].items()}
+
+    async def abort(self, rid: str) -> None:
+        """End a request; unknown ids are no error. Remembered while paused."""
+        if self._paused:
+            self._aborted_in_pause.append(rid)
+        await self._control("/abort_request", {"rid": rid}, f"the abort of {rid}", 5.0)
+
+    async def close(self) -> None:
+        """Wait for aborts that are under way and close the connections."""
+        await asyncio.gather(*self._background)
+        await self._http.close()
+
+    # -- plumbing --------------------------------------------------------------------------------------------------
+
+    def _check_weights(self, folder: Path) -> None:
+        if self._model_dir is None:
+            return
+        if self._shapes is None:
+            self._shapes = weight_shapes(self._model_dir)
+        tied = bool(model_config(self._model_dir).get("tie_word_embeddings"))
+        try:
+            check_shapes(weight_shapes(folder), self._shapes, tied=tied)
+        except ConfigError as error:
+            raise EngineError(f"weights in {folder} were not offered to {self.url}: {error}") from error
+
+    async def _control(
+        self, path: str, body: Mapping[str, Any], what: str, timeout: float | None = None
+    ) -> dict[str, Any]:
+        status, answer = await self._http.call(path, body, timeout or self._control_timeout, what)
+        if status != 200:
+            raise EngineError(f"{self.url}{path} answered {status}: {answer}")
+        return answer
+
+    async def _read(self, path: str, what: str) -> dict[str, Any]:
+        status, answer = await self._http.call(path, None, self._control_timeout, what)
+        if status != 200:
+            raise EngineError(f"{self.url}{path} answered {status}: {answer}")
+        return answer
+
+    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _abort_quietly(self, rid: str) -> None:
+        try:
+            await self.abort(rid)
+        except (EngineError, DeadlineExceeded):
+            pass  # a server that cannot be told is gone, or drops the request when it sees the closed connection
+
+
+class _Reading:
+    """Reads one reply. `safe` is what a broken stream had brought whose version is certain."""
+
+    def __init__(
+        self, client: EngineClient, progress: Progress, pinned: Version | None, on_tokens: OnTokens | None
+    ) -> None:
+        self._client = client
+        self._progress = progress
+        self._pinned = pinned
+        self._on_tokens = on_tokens
+        self.safe: Part | None = None
+
+    def whole(self, body: bytes) -> Part:
+        return self._parse(json_object(body))
+
+    async def stream(self, response: aiohttp.ClientResponse) -> Part | None:
+        """Read the events to the last; None for an error event that asks to come again."""
+        async for data in sse_events(response):
+            event = json_object(data)
+            if "error" in event:
+                error = event["error"]
+                status = int(error.get("code") or 400) if isinstance(error, dict) else 400
+                self._client._not_served(self._progress, status, data)
+                return None
+            part = self._parse(event)
+            if part.finish:
+                if self._on_tokens is not None and part.finish != "abort" and part.tokens:
+                    self._on_tokens(self._progress.completion("length", None, part))
+                return part
+            if part.spans:
+                self.safe = part
+                if self._on_tokens is not None:
+                    self._on_tokens(self._progress.completion("length", None, part))
+        raise aiohttp.ClientPayloadError("the stream ended without a finish reason")
+
+    def _parse(self, reply: dict[str, Any]) -> Part:
+        # A label that changed under way leaves no pinned version: such tokens are certain only with spans.
+        pinned = self._pinned if self._pinned == self._client.version else None
+        limits = self._client._limits
+        return parse_part(reply, None if limits is None else limits.vocab_size, pinned)
+
+
+def _body(progress: Progress, rid: str, asked: int, stream_interval: int | None) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "input_ids": progress.prompt.tolist(),
+        "sampling_params": sampling_params(progress.request.sampling, asked),
+        "return_logprob": True,
+        "rid": rid,
+    }
+    if stream_interval is not None:
+        body["stream"] = True
+        body["sampling_params"]["stream_interval"] = stream_interval
+    return body
+
+
+def sampling_params(sampling: Sampling, max_new_tokens: int) -> dict[str, Any]:
+    """SGLang's form; what has the default is left out, so that older servers see nothing they do not know."""
+    params: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens,
+        "temperature": sampling.temperature,
+        "skip_special_tokens": False,
+    }
+    optional: dict[str, tuple[Any, Any]] = {
+        "stop": (list(sampling.stop), []),
+        "stop_token_ids": (list(sampling.stop_token_ids), []),
+        "sampling_seed": (None if sampling.seed is None else sampling.seed % 2**63, None),
+        "top_p": (sampling.top_p, 1.0),
+        "top_k": (sampling.top_k, -1),
+        "min_p": (sampling.min_p, 0.0),
+        "frequency_penalty": (sampling.frequency_penalty, 0.0),
+        "presence_penalty": (sampling.presence_penalty, 0.0),
+        "repetition_penalty": (sampling.repetition_penalty, 1.0),
+        "json_schema": (sampling.json_schema, None),
+    }
+    return params | {name: value for name, (value, default) in optional.items() if value != default}

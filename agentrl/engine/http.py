@@ -1,0 +1,85 @@
+"""JSON over HTTP to one engine: connections, deadlines and what a failure is called."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import aiohttp
+import orjson
+
+from agentrl.errors import DeadlineExceeded, EngineLost
+
+_JSON = {"Content-Type": "application/json"}
+
+
+class Http:
+    """Connections to one base URL, opened when first used."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._session: aiohttp.ClientSession | None = None
+
+    def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        """aiohttp's request context; its errors pass unchanged."""
+        return self._open().post(self.url + path, data=orjson.dumps(body), headers=_JSON)
+
+    async def call(
+        self, path: str, body: Mapping[str, Any] | None, timeout: float, what: str
+    ) -> tuple[int, dict[str, Any]]:
+        """POST `body`, or GET where it is None: status and answer. EngineLost, or DeadlineExceeded naming `what`."""
+        try:
+            async with asyncio.timeout(timeout):
+                context = self._open().get(self.url + path) if body is None else self.post(path, body)
+                async with context as response:
+                    return response.status, json_object(await response.read())
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                f"{self.url} did not answer {path} within {timeout:g} s (waited for {what})"
+            ) from error
+        except (aiohttp.ClientError, ConnectionError) as error:
+            raise EngineLost(f"{self.url}{path} cannot be reached: {error!r}") from error
+
+    async def close(self) -> None:
+        """Close the connections; a later call opens new ones."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            # Servers close idle connections after 5 s; ours goes first, so that a request never meets a closed one.
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0)
+            self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
+        return self._session
+
+
+async def sse_events(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """The data of each server-sent event, without the closing [DONE]."""
+    buffer = b""
+    async for chunk in response.content.iter_any():
+        buffer += chunk
+        *events, buffer = buffer.split(b"\n\n")
+        for event in events:
+            data = event.removeprefix(b"data: ").strip()
+            if data and data != b"[DONE]":
+                yield data
+
+
+def json_object(body: bytes) -> dict[str, Any]:
+    """The body's JSON object; anything else under the key `message`."""
+    if not body.strip():
+        return {}
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return {"message": body[:500].decode(errors="replace")}
+    return value if isinstance(value, dict) else {"message": value}
+
+
+def error_text(body: bytes) -> str:
+    """What an error answer says, in SGLang's two forms."""
+    answer = json_object(body)
+    error = answer.get("error", answer)
+    return str(error.get("message", error) if isinstance(error, dict) else error)
