@@ -1,0 +1,134 @@
+"""The trainer's process group: started by torchrun, alive by heartbeats, dead with a reason."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from agentrl.child import Child
+from agentrl.conductor.feed import Phase
+from agentrl.conductor.folder import write_atomically
+from agentrl.conductor.watchdog import Wait
+from agentrl.train.options import TrainerJob
+
+START_SECONDS = 300.0
+"""Until the first heartbeat: torch, DeepSpeed and the model are loaded before it."""
+SILENT_SECONDS = 90.0
+"""Ranks beat every 5 s, also within a long step; one that is silent for so long is stopped or hangs."""
+
+
+class Heartbeat(NamedTuple):
+    """The last thing a rank said, and when (`time.monotonic()`)."""
+
+    phase: str
+    step: int
+    since: float
+    heard: float
+
+
+class Death(NamedTuple):
+    """How a child ended. `text` names it, its exit code, the first error and the end of its log."""
+
+    code: int
+    text: str
+
+
+class TrainerGroup:
+    """One start of the trainer: `ranks` processes under torchrun."""
+
+    def __init__(self, job: TrainerJob, path: Path, log: Path, token: str) -> None:
+        write_atomically(path, job.model_dump_json(indent=1))
+        self.job = job
+        self._log_start = log.stat().st_size if log.exists() else 0
+        self._started = time.monotonic()
+        self._beats: dict[int, Heartbeat] = {}
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={job.train.ranks}"]
+        environment = {"AGENTRL_TOKEN": token, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+        if not has_gpu():
+            environment |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        self.child = Child(
+            "the trainer", [sys.executable, *launcher, "-m", "agentrl.train", str(path)], log=log, env=environment
+        )
+
+    def heard(self, phase: Phase) -> None:
+        """A heartbeat came in."""
+        now = time.monotonic()
+        last = self._beats.get(phase.rank)
+        same = last is not None and (last.phase, last.step) == (phase.phase, phase.step)
+        since = last.since if last is not None and same else now
+        self._beats[phase.rank] = Heartbeat(phase.phase, phase.step, since, now)
+
+    @property
+    def beats(self) -> dict[int, Heartbeat]:
+        """The last heartbeat of each rank."""
+        return dict(self._beats)
+
+    def waits(self) -> Sequence[Wait]:
+        """For the watchdog."""
+        now = time.monotonic()
+        if not self._beats:
+            return [Wait("the conductor", "the trainer's first heartbeat (it loads)", now - self._started)]
+        return [
+            Wait(f"trainer rank {rank}", f"{b.phase!r} of step {b.step} to end", now - b.since)
+            for rank, b in sorted(self._beats.items())
+        ]
+
+    async def ended(self) -> Death | None:
+        """Wait for the end: None for a clean one. A silent rank is killed with its group."""
+        while (code := self.child.poll()) is None:
+            if silent := self._silent():
+                self.child.kill()
+                return Death(await self.child.wait(), f"{silent}; the group was killed")
+            await asyncio.sleep(0.1)
+        return None if code == 0 else Death(code, death(self.child, code, self._log_start))
+
+    def _silent(self) -> str | None:
+        now = time.monotonic()
+        if not self._beats and now - self._started > START_SECONDS:
+            return f"the trainer gave no sign of life within {START_SECONDS:.0f} s of its start"
+        for rank, beat in self._beats.items():
+            if now - beat.heard > SILENT_SECONDS:
+                where = f"{beat.phase!r} of step {beat.step}"
+                return f"trainer rank {rank} has been silent for {SILENT_SECONDS:.0f} s in {where}"
+        return None
+
+
+def death(child: Child, code: int, log_start: int = 0) -> str:
+    """How `child` ended: name, code, first error and last lines of its log (from `log_start` on)."""
+    with child.log.open("rb") as file:
+        file.seek(log_start)
+        lines = file.read().decode(errors="replace").splitlines()
+    number = -code if code < 0 else code - 128 if code > 128 else 0
+    how = f"was killed by {_signal_name(number)}" if number else f"ended with exit code {code}"
+    first = first_error(lines)
+    tail = "\n".join(f"  | {line}" for line in lines[-12:])
+    return f"{child.name} {how}{f': {first}' if first else ''}\nthe end of {child.log}:\n{tail}"
+
+
+_ERROR = re.compile(r"^(?:\[(?:rank)?\d+\]:?\s*)?((?:[\w.]+\.)?\w*(?:Error|Exception|Exceeded|Lost|Refused)\b:? ?.*)$")
+
+
+def first_error(lines: Sequence[str]) -> str | None:
+    """The first exception of a log: later ones are mostly its consequences."""
+    for line in lines:
+        if match := _ERROR.match(line.strip()):
+            return match[1]
+    return None
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def has_gpu() -> bool:
+    """Whether a CUDA device is there, asked without torch."""
+    return Path("/dev/nvidiactl").exists() or Path("/proc/driver/nvidia/version").exists()
