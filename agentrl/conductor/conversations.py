@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.conductor.feed import Batch, RunIsOver
-from agentrl.errors import DataError
+from agentrl.endpoint.messages import canonical
+from agentrl.endpoint.render import CannotContinue, Renderer
+from agentrl.errors import ContractError, DataError
 from agentrl.rollout.schedule import Schedule, stable_seed
 from agentrl.types import Episode, Group, Message, Row, Stop, Trajectory, Turn, Version
-
-ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,22 +30,32 @@ Render = Callable[[Conversation], Trajectory]
 """Through the model's chat template: context segments, and demonstrations where the assistant speaks."""
 
 
+def renderer_of(renderer: Renderer) -> Render:
+    """Rendering by the endpoint's own renderer, so that token boundaries are those of rollouts."""
+
+    def render(conversation: Conversation) -> Trajectory:
+        try:
+            return renderer.demonstrate(conversation.messages, renderer.setting(conversation.tools))
+        except (ContractError, CannotContinue) as error:
+            raise DataError(f"this conversation cannot be rendered: {error}: {conversation.messages!r:.300}") from error
+
+    return render
+
+
 def parse_conversation(row: Row, number: int) -> Conversation:
     """Check one row; DataError says which one and what is missing."""
     messages, tools = row.get("messages"), row.get("tools") or ()
     if not isinstance(messages, list) or not messages:
         raise DataError(f"conversation {number} has no list 'messages': {{'messages': [{{'role', 'content'}}, …]}}")
-    for index, message in enumerate(messages):
-        role = message.get("role") if isinstance(message, dict) else None
-        if role not in ROLES:
-            raise DataError(f"conversation {number}, message {index}: role {role!r} is none of {', '.join(ROLES)}")
-        if message.get("content") is None and not message.get("tool_calls"):
-            raise DataError(f"conversation {number}, message {index} ({role}) has neither content nor tool_calls")
-    if not any(message["role"] == "assistant" for message in messages):
+    try:
+        clean = tuple(canonical(message, index) for index, message in enumerate(messages))
+    except ContractError as error:
+        raise DataError(f"conversation {number}: {error}") from error
+    if not any(message["role"] == "assistant" for message in clean):
         raise DataError(f"conversation {number} has no assistant message: there is nothing to imitate")
     if not isinstance(tools, list | tuple):
         raise DataError(f"conversation {number}: 'tools' is a {type(tools).__name__}, not a list of schemas")
-    return Conversation(tuple(messages), tuple(tools))
+    return Conversation(clean, tuple(tools))
 
 
 def split(rows: Sequence[Conversation], share: float, seed: int) -> tuple[list[Conversation], list[Conversation]]:

@@ -1,0 +1,187 @@
+"""Everything that can be known to be wrong is said before any process starts."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import inspect
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from agentrl.agent import Agent
+from agentrl.conductor.config import Common, RunConfig, SftConfig
+from agentrl.conductor.conversations import Conversation, Render, parse_conversation, renderer_of, split
+from agentrl.conductor.folder import folder_bytes
+from agentrl.conductor.rows import load_rows, take_rows
+from agentrl.config import resolve_object
+from agentrl.endpoint.render import Renderer
+from agentrl.endpoint.template import ChatTemplate
+from agentrl.env import Env
+from agentrl.errors import AgentRLError, ConfigError, DataError
+from agentrl.rollout.contract import checked_reset
+from agentrl.rollout.episode import call
+from agentrl.tool import Tool
+from agentrl.types import Row
+
+FIRST_RESET_SECONDS = 120.0
+
+
+class RunPlan(NamedTuple):
+    """What `[env]`, `[agent]` and `[data]` mean, resolved and tried."""
+
+    env: str
+    make_env: Callable[[Row], Env]
+    make_agent: Callable[[Sequence[Tool]], Agent]
+    train_rows: list[Row]
+    eval_rows: list[Row]
+    model_bytes: int
+
+
+class SftPlan(NamedTuple):
+    """The conversations, split."""
+
+    render: Render
+    train: list[Conversation]
+    held_out: list[Conversation]
+    model_bytes: int
+
+
+def check_run(config: RunConfig) -> RunPlan:
+    """Check an `agentrl train` config against the world; ConfigError says what to mend."""
+    template, model_bytes = check_common(config)
+    _check_port(config.endpoint.host, config.endpoint.port, "endpoint.port")
+    env_class = _subclass(config.env.path, Env, "env.path")
+    agent_class = _subclass(config.agent.path, Agent, "agent.path")
+    _check_arguments(env_class, config.env.args, "env.args")
+    _check_arguments(agent_class, config.agent.args, "agent.args")
+
+    def make_env(row: Row) -> Env:
+        made: Env = env_class(row, **config.env.args)
+        return made
+
+    def make_agent(tools: Sequence[Tool]) -> Agent:
+        made: Agent = agent_class(tools, **config.agent.args)
+        return made
+
+    train_rows = _rows(config, env_class, "train", config.data.train, config.data.train_limit)
+    wants_eval = config.eval.every > 0
+    eval_rows = _rows(config, env_class, "eval", config.data.eval, config.eval.rows) if wants_eval else []
+    for rows, share in ((train_rows, "training"), (eval_rows, "held-out")):
+        if rows:
+            asyncio.run(_try_row(make_env, make_agent, rows[0], f"the first {share} row", template, config))
+    return RunPlan(env_class.__name__, make_env, make_agent, train_rows, eval_rows, model_bytes)
+
+
+def check_sft(config: SftConfig) -> SftPlan:
+    """Check an `agentrl sft` config against the world."""
+    template, model_bytes = check_common(config)
+    rows = load_rows(config.sft.data, base=Path.cwd(), limit=config.sft.limit)
+    conversations = [parse_conversation(row, number) for number, row in enumerate(rows)]
+    train, held_out = split(conversations, config.sft.eval_share, config.seed)
+    renderer = Renderer(template)
+    renderer.require_proof()
+    render = renderer_of(renderer)
+    render(train[0])
+    return SftPlan(render, train, held_out, model_bytes)
+
+
+def check_common(config: Common) -> tuple[ChatTemplate, int]:
+    """The model folder is whole and the trainer's packages are there; its template and the size of its weights."""
+    model = config.model
+    if not model.is_dir():
+        raise ConfigError(
+            f"model = {str(model)!r}: there is no such folder; give a local Hugging Face folder "
+            "(a hub name must be downloaded first: hf download NAME --local-dir FOLDER)"
+        )
+    if not (model / "config.json").is_file():
+        raise ConfigError(f"model = {str(model)!r} has no config.json: it is not a Hugging Face model folder")
+    model_bytes = folder_bytes(model, "*.safetensors") or folder_bytes(model, "*.bin")
+    if not model_bytes:
+        raise ConfigError(f"model = {str(model)!r} holds no weights: there is no *.safetensors file in it")
+    for package in ("torch", "transformers", "deepspeed"):
+        if importlib.util.find_spec(package) is None:
+            raise ConfigError(f"the trainer needs {package}: pip install 'agentrl[train]'")
+    return ChatTemplate.load(model), model_bytes
+
+
+def _subclass(path: str, base: type, key: str) -> type[Any]:
+    try:
+        found = resolve_object(path)
+    except ConfigError as error:
+        raise ConfigError(f"{key} = {path!r}: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise ConfigError(f"{key} = {path!r} is {found!r}, not a subclass of agentrl's {base.__name__}")
+    return found
+
+
+def _check_arguments(cls: type, args: dict[str, Any], key: str) -> None:
+    try:
+        inspect.signature(cls).bind(None, **args)
+    except TypeError as error:
+        raise ConfigError(f"{key} does not fit {cls.__name__}{inspect.signature(cls)}: {error}") from error
+
+
+def _rows(config: RunConfig, env_class: type[Env], share: str, source: str | None, limit: int | None) -> list[Row]:
+    if source is not None:
+        return load_rows(source, base=Path.cwd(), limit=limit)
+    name = f"{env_class.__name__}.rows({share!r})"
+    try:
+        return take_rows(env_class.rows(share, config.seed), name, limit)
+    except AgentRLError as error:
+        raise ConfigError(f"data.{share} is not set, and {error}") from error
+    except Exception as error:
+        # The user's code: whatever it raises is a fault of the input.
+        raise DataError(f"{name} raised {type(error).__name__}: {error}") from error
+
+
+async def _try_row(
+    make_env: Callable[[Row], Env],
+    make_agent: Callable[[Sequence[Tool]], Agent],
+    row: Row,
+    which: str,
+    template: ChatTemplate,
+    config: RunConfig,
+) -> None:
+    env: Env | None = None
+    doing = f"making {config.env.path}"
+    try:
+        env = make_env(row)
+        doing = f"{config.env.path}.reset"
+        async with asyncio.timeout(FIRST_RESET_SECONDS):
+            messages, _ = checked_reset(await call(env.reset, seed=config.seed))
+        doing = f"making {config.agent.path}"
+        make_agent(env.tools)
+        tokens = template.encode(messages, [tool.schema for tool in env.tools], generation=True)
+        doing = f"{config.env.path}.close"
+        await call(env.close)
+    except TimeoutError as error:
+        raise ConfigError(f"{doing} with {which} took more than {FIRST_RESET_SECONDS:.0f} s") from error
+    except AgentRLError as error:
+        raise ConfigError(f"{doing} with {which}: {error}") from error
+    except Exception as error:
+        # The user's code: whatever it raises is a fault of the input. A KeyError is mostly a row without a field.
+        kind = DataError if isinstance(error, KeyError) else ConfigError
+        raise kind(
+            f"{doing} with {which} raised {type(error).__name__}: {error}; the row has the fields {', '.join(row)}"
+        ) from error
+    longest = min(template.context_length or 1 << 30, config.rollout.max_tokens)
+    if len(tokens) >= longest:
+        raise ConfigError(
+            f"the first messages of {which} are {len(tokens)} tokens long and an episode may have {longest}: "
+            "raise rollout.max_tokens, or take a model with a longer context"
+        )
+
+
+def _check_port(host: str, port: int, key: str) -> None:
+    if port == 0:
+        return
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"{key} = {port}: {error.strerror} on {host}; choose another one, or 0 for any free one"
+            ) from error

@@ -1,0 +1,165 @@
+"""A whole run's config: the rooms' options side by side, and what must hold between them.
+
+Relative paths count from the directory in which `agentrl` was started.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from agentrl.endpoint.options import EndpointOptions
+from agentrl.engine.options import EngineOptions
+from agentrl.rollout.options import RolloutOptions
+from agentrl.train.options import AlgorithmOptions, TrainOptions
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class EnvSection(_Section):
+    """Which environment."""
+
+    path: str
+    """`package.module:Class` or `path/to/file.py:Class`."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the class, besides the row."""
+
+
+class AgentSection(_Section):
+    """Which agent."""
+
+    path: str = "agentrl.agent:Agent"
+    """`package.module:Class` or `path/to/file.py:Class`."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the class, besides the tools."""
+
+
+class DataSection(_Section):
+    """Which rows. What is not given comes from the environment's own `rows`."""
+
+    train: str | None = None
+    """A JSONL file, or `package.module:object` naming an iterable or a function that returns one."""
+    eval: str | None = None
+    """Held-out rows, in the same form."""
+    train_limit: int | None = Field(None, ge=1)
+    """Use the first so many training rows."""
+
+
+class EvalSection(_Section):
+    """Evaluation on held-out rows, beside the rollouts and without stopping them."""
+
+    every: int = Field(10, ge=0)
+    """Steps between evaluations; one at step 0 and one after the last step come anyway. 0: no evaluation at all."""
+    rows: int = Field(64, ge=1)
+    """The first so many held-out rows."""
+    samples: int = Field(1, ge=1)
+    """Episodes a row."""
+    temperature: float = Field(0.0, ge=0)
+    """0 is greedy."""
+    concurrency: int = Field(32, ge=1)
+    """Evaluation episodes at once."""
+
+
+class MonitorSection(_Section):
+    """What is shown and when a run counts as stalled."""
+
+    stall_seconds: float = Field(900.0, gt=0)
+    """Nothing has moved for so long: say who waits for what. After twice that the run ends."""
+    trainer_restarts: int = Field(3, ge=0)
+    """How often a trainer that died is started again from the last checkpoint, without a new checkpoint in between."""
+
+
+class Common(_Section):
+    """What both kinds of run have."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][\w.-]*$")
+    """The run's folder is `run_dir/name`."""
+    model: Path
+    """A folder in Hugging Face form: config.json, weights, tokenizer.json, chat template."""
+    seed: int = Field(0, ge=0)
+    """Everything random follows from it."""
+    run_dir: Path = Path("runs")
+    """Where run folders are made."""
+    train: TrainOptions = TrainOptions()
+    monitor: MonitorSection = MonitorSection()
+
+
+class RunConfig(Common):
+    """`agentrl train`."""
+
+    env: EnvSection
+    agent: AgentSection = AgentSection()
+    data: DataSection = DataSection()
+    engine: EngineOptions = EngineOptions()
+    endpoint: EndpointOptions = EndpointOptions()
+    rollout: RolloutOptions = RolloutOptions()
+    algorithm: AlgorithmOptions = AlgorithmOptions()
+    eval: EvalSection = EvalSection()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_batch_size(cls, given: Any) -> Any:
+        """`train.batch_groups` and `rollout.groups_per_step` are the same number; one of them is enough."""
+        if not isinstance(given, dict):
+            return given
+        train, rollout = given.get("train", {}), given.get("rollout", {})
+        if not (isinstance(train, dict) and isinstance(rollout, dict)):
+            return given
+        if "groups_per_step" in rollout and "batch_groups" not in train:
+            train = {**train, "batch_groups": rollout["groups_per_step"]}
+        elif "batch_groups" in train and "groups_per_step" not in rollout:
+            rollout = {**rollout, "groups_per_step": train["batch_groups"]}
+        return {**given, "train": train, "rollout": rollout}
+
+    @model_validator(mode="after")
+    def _sections_agree(self) -> Self:
+        if self.train.batch_groups != self.rollout.groups_per_step:
+            raise ValueError(
+                f"train.batch_groups = {self.train.batch_groups} and rollout.groups_per_step = "
+                f"{self.rollout.groups_per_step} are the same number by meaning: give one of them"
+            )
+        if self.algorithm.name == "sft":
+            raise ValueError("algorithm.name = 'sft' learns from conversations: start it with `agentrl sft`")
+        grouped = (
+            self.algorithm.baseline in ("group_std", "group_mean", "leave_one_out") and ":" not in self.algorithm.name
+        )
+        if grouped and self.rollout.samples == 1:
+            raise ValueError(
+                f"rollout.samples = 1 with the baseline {self.algorithm.baseline!r}: every advantage would be 0; "
+                "raise samples, or set algorithm.baseline = 'none'"
+            )
+        if self.eval.every == 0 and (extra := self.eval.model_fields_set - {"every"}):
+            raise ValueError(f"eval.{', eval.'.join(sorted(extra))} has no effect with eval.every = 0")
+        return self
+
+
+class SftSection(_Section):
+    """Conversations to imitate."""
+
+    data: str
+    """A JSONL file with `{"messages": […], "tools"?: […]}` a line, or `package.module:object`."""
+    limit: int | None = Field(None, ge=1)
+    """Use the first so many conversations."""
+    eval_share: float = Field(0.02, ge=0, lt=1)
+    """The share held out for the evaluation loss."""
+    eval_every: int = Field(50, ge=1)
+    """Steps between evaluations; there is one before the first step and one after the last too."""
+
+
+class SftConfig(Common):
+    """`agentrl sft`: stage one. `train.batch_groups` is the number of conversations a step."""
+
+    sft: SftSection
+    algorithm: AlgorithmOptions = AlgorithmOptions(name="sft")
+
+    @model_validator(mode="after")
+    def _is_sft(self) -> Self:
+        if self.algorithm.name != "sft":
+            raise ValueError(f"algorithm.name = {self.algorithm.name!r} needs rollouts: start it with `agentrl train`")
+        if self.sft.eval_share == 0 and "eval_every" in self.sft.model_fields_set:
+            raise ValueError("sft.eval_every has no effect with sft.eval_share = 0")
+        return self
