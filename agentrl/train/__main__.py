@@ -1,0 +1,102 @@
+"""One rank of the trainer: `torchrun --nproc-per-node N -m agentrl.train trainer.json`, or without torchrun for one.
+
+The feed's token comes in $AGENTRL_TOKEN. Exit code 0 when the run is over, 1 with the cause on stderr.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import traceback
+import warnings
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from agentrl.errors import AgentRLError, ConfigError
+from agentrl.train.options import TrainerJob
+
+
+def read_job(path: Path) -> TrainerJob:
+    """The job in `path`; ConfigError where it cannot be used."""
+    try:
+        return TrainerJob.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise ConfigError(f"trainer job {path}: {error}") from error
+
+
+def run(job: TrainerJob, token: str) -> str:
+    """Train; returns why it ended."""
+    # Imported late: the environment set above decides which accelerator DeepSpeed sees.
+    from agentrl.train import algorithm, export
+    from agentrl.train.deepspeed import Backend
+    from agentrl.train.feed import Feed, Phases
+    from agentrl.train.loop import Trainer
+    from agentrl.train.stop import Stop
+
+    stop = Stop()
+    stop.listen()
+    chosen = algorithm.load(job.algorithm)
+    phases = Phases(job.feed_url, token, int(os.environ["RANK"]))
+    with phases.phase("load", 0):
+        backend = Backend(job.model_dir, job.train)
+        export.check_names(job.model_dir, backend.shapes)
+    feed = Feed(job.feed_url, token)
+    reason = Trainer(job, backend, chosen, feed, phases, stop).run()
+    phases.close()
+    backend.close()
+    return reason
+
+
+def prepare_environment() -> None:
+    """What must be set before torch and DeepSpeed are imported."""
+    import torch
+
+    if not torch.cuda.is_available():
+        os.environ["DS_ACCELERATOR"] = "cpu"
+    if "RANK" not in os.environ:  # not under torchrun: a group of one
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        alone = {
+            "RANK": "0",
+            "LOCAL_RANK": "0",
+            "WORLD_SIZE": "1",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
+        os.environ.update(alone)
+
+
+def main() -> int:
+    """The exit code."""
+    prepare_environment()
+    # DeepSpeed calls collectives by names that torch has deprecated, three lines of warning each.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    try:
+        job = read_job(Path(sys.argv[1]))
+        token = os.environ.get("AGENTRL_TOKEN", "")
+        if not token:
+            raise ConfigError("$AGENTRL_TOKEN is not set: the conductor passes the feed's token in it")
+        # `record` puts the cause into torchrun's own summary, which is the last thing in the log.
+        reason = record(run)(job, token)
+    except AgentRLError as error:
+        traceback.print_exc()
+        print(f"agentrl.train: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    print(f"agentrl.train: rank {os.environ['RANK']} ended: {reason}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # gloo's threads can abort the interpreter's shutdown after a clean run; everything is closed by now.
+    os._exit(code)

@@ -1,0 +1,1 @@
+"""The algorithms shipped: one small file each, named in `agentrl.train.options`."""

@@ -1,0 +1,266 @@
+"""The backend: ZeRO-3, and the only place that knows DeepSpeed.
+
+Collective: all ranks call the same methods in the same order, with equal numbers of batches.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import deepspeed
+import deepspeed.ops
+import torch
+import torch.distributed as dist
+from deepspeed.utils import (
+    safe_get_local_fp32_param,
+    safe_get_local_optimizer_state,
+    safe_set_local_fp32_param,
+    safe_set_local_optimizer_state,
+)
+from torch import Tensor, nn
+from transformers.integrations import HfDeepSpeedConfig
+
+from agentrl.errors import ConfigError
+from agentrl.train import shards
+from agentrl.train.algorithm import Largest, Mean, Metrics, Output
+from agentrl.train.batch import Batch
+from agentrl.train.export import Shape
+from agentrl.train.model import DTYPES, check_exact, load_policy, longest_sequence, read_config
+from agentrl.train.options import TrainOptions
+
+Loss = Callable[[Batch, Output], tuple[Tensor, Metrics]]
+GATHER_BYTES = 256 << 20
+"""Weights gathered at once for a hand-over; a single larger tensor comes alone."""
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class StepResult(NamedTuple):
+    """One optimizer step. Not applied: a loss or gradient was not finite, and no weight or moment changed."""
+
+    loss: float
+    grad_norm: float
+    applied: bool
+    metrics: dict[str, float]
+
+
+class Backend:
+    """A policy on this rank's device, partitioned over the group."""
+
+    def __init__(self, folder: Path, options: TrainOptions) -> None:
+        self.options = options
+        self.device = _join_group(options.collective_timeout)
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        config = _config(options, self.world)
+        # from_pretrained partitions while it loads only while this object lives.
+        alive = HfDeepSpeedConfig(config)
+        policy = load_policy(folder, DTYPES[options.dtype], checkpointing=options.checkpointing)
+        del alive
+        optimizer = torch.optim.AdamW(
+            _decay_groups(policy, options.weight_decay), lr=options.lr, betas=options.betas, eps=options.eps, fused=True
+        )
+        engine, *_ = deepspeed.initialize(model=policy, optimizer=optimizer, config=config)
+        self._engine: Any = engine
+        self._policy = policy
+        self.longest = options.max_sequence or longest_sequence(folder)
+        self.shapes = tuple(Shape(name, tuple(p.ds_shape), p.dtype) for name, p in self._named_parameters())
+        check_exact(policy, int(read_config(folder)["vocab_size"]), self.device)
+
+    # ---- passes --------------------------------------------------------------------------------------------------
+
+    def logprobs(self, batches: Sequence[Batch]) -> list[Tensor]:
+        """Log-probs `[T]` of each batch under the present weights, without gradient."""
+        self._engine.eval()
+        with torch.no_grad():
+            found = [self._engine(batch.to(self.device)).logprobs.cpu() for batch in batches]
+        self._engine.train()
+        return found
+
+    def step(self, batches: Sequence[Batch], loss: Loss, *, lr: float, entropy_gradient: bool = False) -> StepResult:
+        """One optimizer step on the sum of the batches' losses over all ranks."""
+        engine = self._engine
+        engine.train()
+        for group in engine.optimizer.param_groups:
+            group["lr"] = lr
+        total = torch.zeros((), device=self.device)
+        metrics: list[Metrics] = []
+        for index, batch in enumerate(batches):
+            batch = batch.to(self.device)
+            engine.set_gradient_accumulation_boundary(index == len(batches) - 1)
+            value, measured = loss(batch, engine(batch, entropy_gradient))
+            # ZeRO-3 averages over ranks; losses carry global denominators already, so their gradients are to be summed.
+            engine.backward(value * self.world, scale_wrt_gas=False)
+            total += value.detach().float()
+            metrics.append(measured)
+        engine.step()
+        norm = engine.get_global_grad_norm()
+        return StepResult(
+            loss=float(self.sum(total)),
+            grad_norm=float("nan") if norm is None else float(norm),
+            applied=bool(engine.was_step_applied()),
+            metrics=self._reduce(metrics),
+        )
+
+    def _reduce(self, parts: Sequence[Metrics]) -> dict[str, float]:
+        names = sorted(parts[0])
+        means = [n for n in names if isinstance(parts[0][n], Mean)]
+        peaks = [n for n in names if isinstance(parts[0][n], Largest)]
+        sums = torch.zeros(len(means), 2, device=self.device)
+        tops = torch.full((len(peaks),), -torch.inf, device=self.device)
+        for part in parts:
+            for row, name in enumerate(means):
+                sums[row] += torch.stack([x.float() for x in part[name]])
+            for row, name in enumerate(peaks):
+                tops[row] = torch.maximum(tops[row], part[name][0].float())
+        dist.all_reduce(sums)
+        dist.all_reduce(tops, op=dist.ReduceOp.MAX)
+        values = (sums[:, 0] / sums[:, 1].clamp(min=1e-12)).tolist()
+        return {**dict(zip(means, values, strict=True)), **dict(zip(peaks, tops.tolist(), strict=True))}
+
+    # ---- small collectives ---------------------------------------------------------------------------------------
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over ranks."""
+        values = values.to(self.device, copy=True)
+        dist.all_reduce(values)
+        return values
+
+    def broadcast(self, data: bytes | None) -> bytes:
+        """Rank 0's bytes, on every rank."""
+        size = torch.tensor([len(data) if data is not None else 0], device=self.device)
+        dist.broadcast(size, 0)
+        body = torch.empty(int(size), dtype=torch.uint8, device=self.device)
+        if data:
+            body.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        dist.broadcast(body, 0)
+        return body.cpu().numpy().tobytes()
+
+    # ---- weights and state ---------------------------------------------------------------------------------------
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Every weight under its Hugging Face name, whole, in the order of `shapes`; gathered bucket by bucket.
+
+        A tensor is valid until the next one is asked for. All ranks must exhaust the iterator.
+        """
+        bucket: list[tuple[str, nn.Parameter]] = []
+        size = 0
+        for shape, (name, parameter) in zip(self.shapes, self._named_parameters(), strict=True):
+            if bucket and size + shape.nbytes > GATHER_BYTES:
+                yield from _gathered(bucket)
+                bucket, size = [], 0
+            bucket.append((name, parameter))
+            size += shape.nbytes
+        yield from _gathered(bucket)
+
+    def _named_parameters(self) -> Iterator[tuple[str, Any]]:
+        """As the Hugging Face model names them, a tied weight once."""
+        return self._policy.model.named_parameters()
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """This rank's part of master weights and moments, flat; and what is common to all ranks."""
+        optimizer = self._engine.optimizer
+        flat = [p for p in optimizer.fp32_partitioned_groups_flat if p in optimizer.optimizer.state]
+        steps = int(optimizer.optimizer.state[flat[0]]["step"]) if flat else 0
+        tensors: dict[str, Tensor] = {"rng": torch.get_rng_state()}
+        for name, parameter in self._trained():
+            tensors[f"{name}/master"] = safe_get_local_fp32_param(parameter).detach().cpu().clone()
+            for key in MOMENTS if steps else ():
+                tensors[f"{name}/{key}"] = safe_get_local_optimizer_state(parameter, key).detach().cpu().clone()
+        common: dict[str, Any] = {
+            "optimizer_steps": steps,
+            "sizes": {name: int(parameter.ds_numel) for name, parameter in self._trained()},
+        }
+        if self.options.dtype == "fp16":
+            scaler = optimizer.loss_scaler
+            common["scaler"] = [scaler.cur_scale, scaler.cur_iter, scaler.last_overflow_iter, scaler.cur_hysteresis]
+        return tensors, common
+
+    def restore(self, folder: Path, common: dict[str, Any], world: int) -> None:
+        """Take over the state that `world` ranks saved in `folder`; bit-exact, whatever the number of ranks now."""
+        optimizer = self._engine.optimizer
+        sizes = {name: int(parameter.ds_numel) for name, parameter in self._trained()}
+        if sizes != common["sizes"]:
+            odd = sorted(set(sizes.items()) ^ set(common["sizes"].items()))[:3]
+            raise ConfigError(f"checkpoint {folder} is of another model: its trained weights differ, e.g. {odd}")
+        optimizer.checkpoint_event_prologue()
+        steps = int(common["optimizer_steps"])
+        if steps:
+            for flat in optimizer.fp32_partitioned_groups_flat:
+                optimizer.optimizer.state[flat] = {
+                    "step": torch.tensor(float(steps), dtype=torch.float32, device=flat.device),
+                    **{key: torch.zeros_like(flat) for key in MOMENTS},
+                }
+        with shards.Reader(folder, world) as reader:
+            for name, parameter in self._trained():
+                span = (self.rank * parameter.ds_tensor.numel(), parameter.ds_tensor.numel(), sizes[name])
+                master = reader.span(f"{name}/master", *span)
+                safe_set_local_fp32_param(parameter, master)
+                parameter.ds_tensor.data.copy_(master)
+                for key in MOMENTS if steps else ():
+                    safe_set_local_optimizer_state(parameter, reader.span(f"{name}/{key}", *span), key)
+            if world == self.world:
+                torch.set_rng_state(reader.whole("rng", self.rank))
+        optimizer.checkpoint_event_epilogue()
+        if self.options.dtype == "fp16" and "scaler" in common:
+            scaler = optimizer.loss_scaler
+            scaler.cur_scale, scaler.cur_iter, scaler.last_overflow_iter, scaler.cur_hysteresis = common["scaler"]
+
+    def _trained(self) -> list[tuple[str, Any]]:
+        return [(name, p) for name, p in self._named_parameters() if p.requires_grad]
+
+    def close(self) -> None:
+        """Wait for the other ranks and leave the group."""
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def _gathered(bucket: Sequence[tuple[str, nn.Parameter]]) -> Iterator[tuple[str, Tensor]]:
+    with deepspeed.zero.GatheredParameters([parameter for _, parameter in bucket]):
+        for name, parameter in bucket:
+            yield name, parameter.detach()
+
+
+def _join_group(timeout: float) -> torch.device:
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    else:
+        # Its shared-memory collectives compile for more than a minute, and wait for ever on a stale lock file.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(
+        "nccl" if cuda else "gloo", timeout=datetime.timedelta(seconds=timeout), verbose=False, auto_mpi_discovery=False
+    )
+    return device
+
+
+def _config(options: TrainOptions, world: int) -> dict[str, Any]:
+    alone = world == 1
+    zero: dict[str, Any] = {"stage": 3, "overlap_comm": False}
+    if alone:
+        # One rank holds everything anyway: never release a weight after its layer.
+        zero |= {"stage3_param_persistence_threshold": 1 << 60, "stage3_max_live_parameters": 1 << 60}
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": options.max_grad_norm,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": None,
+        "bf16": {"enabled": options.dtype == "bf16"},
+        "fp16": {"enabled": options.dtype == "fp16", "initial_scale_power": 16},
+    }
+
+
+def _decay_groups(policy: nn.Module, decay: float) -> list[dict[str, Any]]:
+    """Matrices decay, vectors do not. A partitioned parameter's true rank is in `ds_shape`."""
+    parameters: list[Any] = [p for p in policy.parameters() if p.requires_grad]
+    matrices = [p for p in parameters if len(p.ds_shape) > 1]
+    vectors = [p for p in parameters if len(p.ds_shape) <= 1]
+    groups = [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
+    return [g for g in groups if g["params"]]

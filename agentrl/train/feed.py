@@ -1,0 +1,176 @@
+"""The trainer's side of the feed: plain HTTP on loopback, see docs/architecture.md. Only rank 0 takes and reports."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import orjson
+
+from agentrl.errors import RunError
+from agentrl.types import Group, Version
+from agentrl.wire import decode_group
+
+ANSWER_SECONDS = 90.0
+"""How long an answer may take; a `/take` is held up to 20 s by the server."""
+PATIENCE_SECONDS = 10.0
+"""How long a feed that refuses connections is asked again before the trainer gives up."""
+BEAT_SECONDS = 5.0
+
+
+class Over(NamedTuple):
+    """The run is over."""
+
+    reason: str
+
+
+class Feed:
+    """One rank's connection to the conductor. Not thread-safe: a thread makes its own."""
+
+    def __init__(self, url: str, token: str) -> None:
+        self.url, self._token = url, token
+        self._connection: http.client.HTTPConnection | None = None
+
+    def take(self, step: int, version: Version) -> bytes | Over | None:
+        """The manifest of `step` as JSON bytes; None where there is none yet: ask again."""
+        status, body = self._call("POST", "/take", {"step": step, "version": str(version)}, (200, 204, 410))
+        if status == 204:
+            return None
+        return body if status == 200 else Over(str(orjson.loads(body)["reason"]))
+
+    def group(self, take: int, group: int) -> Group:
+        """One group of a take, without its messages."""
+        _, body = self._call("GET", f"/take/{take}/group/{group}", None, (200,))
+        return decode_group(body)
+
+    def weights(self, step: int, version: Version, path: str, seconds: float) -> None:
+        """A whole folder of weights is at `path`."""
+        self._post("/weights", {"step": step, "version": str(version), "path": path, "seconds": seconds})
+
+    def metrics(self, step: int, version: Version, metrics: Mapping[str, float]) -> None:
+        """What the step measured."""
+        self._post("/metrics", {"step": step, "version": str(version), "metrics": dict(metrics)})
+
+    def checkpoint(self, step: int, version: Version, path: str, take: int, cursor: Mapping[str, Any]) -> None:
+        """A checkpoint's rename has happened."""
+        body = {"step": step, "version": str(version), "path": path, "take": take, "cursor": dict(cursor)}
+        self._post("/checkpoint", body)
+
+    def phase(self, rank: int, phase: str, step: int) -> None:
+        """A heartbeat."""
+        self._post("/phase", {"rank": rank, "phase": phase, "step": step})
+
+    def close(self) -> None:
+        """Drop the connection."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _post(self, path: str, body: Mapping[str, Any]) -> None:
+        self._call("POST", path, body, (200,))
+
+    def _call(
+        self, method: str, path: str, body: Mapping[str, Any] | None, expected: tuple[int, ...]
+    ) -> tuple[int, bytes]:
+        """Every call is idempotent at the server, so a lost connection is tried again."""
+        data = None if body is None else orjson.dumps(body)
+        give_up = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                status, answer = self._exchange(method, path, data)
+            except (OSError, http.client.HTTPException) as error:
+                self.close()
+                if time.monotonic() > give_up:
+                    raise RunError(
+                        f"the conductor's feed {self.url} is lost: {method} {path} failed for {PATIENCE_SECONDS:.0f} s "
+                        f"({type(error).__name__}: {error}); start the run again with --resume"
+                    ) from error
+                time.sleep(0.2)
+                continue
+            if status in expected:
+                return status, answer
+            if status in (502, 503, 504) and time.monotonic() < give_up:
+                time.sleep(0.2)
+                continue
+            text = answer[:500].decode(errors="replace")
+            raise RunError(f"the feed answered {method} {path} with {status}, expected one of {expected}: {text}")
+
+    def _exchange(self, method: str, path: str, data: bytes | None) -> tuple[int, bytes]:
+        if self._connection is None:
+            address = urlsplit(self.url)
+            self._connection = http.client.HTTPConnection(
+                address.hostname or "127.0.0.1", address.port, timeout=ANSWER_SECONDS
+            )
+        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
+        self._connection.request(method, path, data, headers)
+        response = self._connection.getresponse()
+        return response.status, response.read()
+
+
+class Phases:
+    """Says what this rank is doing, at every change and every 5 s, and counts the seconds of each phase.
+
+    The beats come from a thread with its own connection: they go on while a collective or a disk blocks the loop.
+    """
+
+    def __init__(self, url: str, token: str, rank: int) -> None:
+        self.seconds: dict[str, float] = {}
+        self._feed, self._rank = Feed(url, token), rank
+        self._now = ("start", 0)
+        self._changed, self._ended = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def phase(self, name: str, step: int) -> Phase:
+        """`with phases.phase("fetch", step): …`"""
+        return Phase(self, name, step)
+
+    def enter(self, name: str, step: int) -> None:
+        """A phase begins."""
+        self._now = (name, step)
+        self._changed.set()
+
+    def drain(self) -> dict[str, float]:
+        """The seconds of each phase since the last call."""
+        spent, self.seconds = self.seconds, {}
+        return spent
+
+    def close(self) -> None:
+        """Stop the beats."""
+        self._ended.set()
+        self._changed.set()
+        self._thread.join(2.0)
+
+    def _beat(self) -> None:
+        while not self._ended.is_set():
+            self._changed.clear()
+            name, step = self._now
+            try:
+                self._feed.phase(self._rank, name, step)
+            except RunError:
+                # The loop's own calls find out and end the rank with the cause; a missed beat is not one.
+                pass
+            self._changed.wait(BEAT_SECONDS)
+        self._feed.close()
+
+
+class Phase:
+    """One phase, as a context manager."""
+
+    def __init__(self, phases: Phases, name: str, step: int) -> None:
+        self._phases, self._name, self._step, self._start = phases, name, step, 0.0
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+        self._phases.enter(self._name, self._step)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        spent = time.perf_counter() - self._start
+        self._phases.seconds[self._name] = self._phases.seconds.get(self._name, 0.0) + spent

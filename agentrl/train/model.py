@@ -1,0 +1,237 @@
+"""The policy: a Hugging Face causal language model that reads packed sequences and answers with log-probs.
+
+Two parts are replaced. Attention runs sequence by sequence (`cu_seqlens`), which is exact and needs no mask. The output
+head gives log-probs and entropies of chosen tokens in chunks, so that no `[T, V]` tensor is ever held.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+
+from agentrl.errors import ConfigError
+from agentrl.train.algorithm import Output
+from agentrl.train.batch import Batch
+
+ATTENTION = "agentrl_packed"
+CHUNK = 1 << 22
+"""Logits held at once."""
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    lengths: list[int] | None = None,
+    sliding_window: int | None = None,
+    **extra: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention within each sequence: query `[1, heads, T, D]`, key and value `[1, kv_heads, T, D]`."""
+    for name in ("softcap", "s_aux", "position_bias"):
+        if extra.get(name) is not None:
+            raise ConfigError(f"{type(module).__name__} wants {name!r} in attention, which packed attention has not")
+    parts = [query.shape[2]] if lengths is None else lengths
+    out = [
+        _causal(q, k, v, scaling, sliding_window)
+        for q, k, v in zip(*(torch.split(x, parts, 2) for x in (query, key, value)), strict=True)
+    ]
+    return (out[0] if len(out) == 1 else torch.cat(out, 2)).transpose(1, 2), None
+
+
+def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None) -> Tensor:
+    n, grouped = query.shape[2], query.shape[1] != key.shape[1]
+    if window is None or n <= window:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
+    place = torch.arange(n, device=query.device)
+    back = place[:, None] - place[None, :]
+    seen = (back >= 0) & (back < window)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=seen, scale=scaling, enable_gqa=grouped)
+
+
+class TokenLogprobs(torch.autograd.Function):
+    """log softmax(h·Wᵀ/τ) at chosen tokens, and the entropy: chunk by chunk, logits recomputed in the backward pass.
+
+    hidden `[N, H]`, weight `[V, H]`, bias `[V]` or None, tokens `[N]`, temperature `[N]` → two float32 `[N]`.
+    With z = h·Wᵀ/τ and p = softmax(z):  ∂logp/∂z = onehot - p,  ∂entropy/∂z = -p·(log p + entropy).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: Tensor, temperature: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """See the class."""
+        logprobs, entropy, norms = (torch.empty(len(hidden), device=hidden.device) for _ in range(3))
+        for rows in _chunks(len(hidden), len(weight)):
+            logits = _logits(hidden[rows], weight, bias, temperature[rows])
+            norms[rows] = norm = logits.logsumexp(1)
+            logprobs[rows] = logits.gather(1, tokens[rows, None]).squeeze(1) - norm
+            probs = (logits - norm[:, None]).exp_()
+            entropy[rows] = norm - probs.mul_(logits).sum(1)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(hidden, weight, bias, tokens, temperature, norms, entropy)
+        return logprobs, entropy
+
+    @staticmethod
+    def backward(ctx: Any, grad_logprobs: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
+        """See the class."""
+        hidden, weight, bias, tokens, temperature, norms, entropy = ctx.saved_tensors
+        grad_logprobs = torch.zeros_like(norms) if grad_logprobs is None else grad_logprobs
+        grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        # Summed in float32: in bf16 the chunks' parts of the weight's gradient would be rounded one by one.
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        grad_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None else None
+        for rows in _chunks(len(hidden), len(weight)):
+            logits = _logits(hidden[rows], weight, bias, temperature[rows])
+            log_probs = logits.sub_(norms[rows, None])
+            probs = log_probs.exp()
+            if grad_entropy is not None:
+                grad = -(log_probs.add_(entropy[rows, None])).mul_(probs).mul_(grad_entropy[rows, None])
+                grad.sub_(probs.mul_(grad_logprobs[rows, None]))
+            else:
+                grad = probs.mul_(-grad_logprobs[rows, None])
+            grad.scatter_add_(1, tokens[rows, None], grad_logprobs[rows, None])
+            grad.div_(temperature[rows, None])
+            narrow = grad.to(weight.dtype)
+            if grad_hidden is not None:
+                grad_hidden[rows] = narrow @ weight
+            if grad_weight is not None:
+                grad_weight += narrow.t() @ hidden[rows]
+            if grad_bias is not None:
+                grad_bias += grad.sum(0)
+        return (
+            grad_hidden,
+            None if grad_weight is None else grad_weight.to(weight.dtype),
+            None if grad_bias is None else grad_bias.to(weight.dtype),
+            None,
+            None,
+        )
+
+
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: Tensor) -> Tensor:
+    return F.linear(hidden, weight, bias).float() / temperature[:, None]
+
+
+def _chunks(rows: int, width: int) -> list[slice]:
+    size = max(1, CHUNK // width)
+    return [slice(at, min(at + size, rows)) for at in range(0, rows, size)]
+
+
+class Head(nn.Linear):
+    """The output head. ZeRO-3 gathers its weight around `forward`, so the chunks live inside it."""
+
+    def forward(self, hidden: Tensor, tokens: Tensor | None = None, temperature: Tensor | None = None) -> Any:
+        """Logits `[…, V]`; or, with `tokens` and `temperature` `[N]`, log-probs and entropies of hidden `[N, H]`."""
+        if tokens is None or temperature is None:
+            return F.linear(hidden, self.weight, self.bias)
+        return TokenLogprobs.apply(  # type: ignore[no-untyped-call]
+            hidden, self.weight, self.bias, tokens, temperature
+        )
+
+
+class Policy(nn.Module):
+    """What DeepSpeed wraps."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: Batch, entropy_gradient: bool = False) -> Output:
+        """Log-probs and entropies of the batch's trained tokens, `[T]`, 0 elsewhere."""
+        rows = batch.mask.nonzero().squeeze(1)
+        # A batch that trains nothing still passes through every weight, or ZeRO-3's ranks would fall out of step.
+        rows = rows if len(rows) else torch.ones(1, dtype=torch.int64, device=rows.device)
+        hidden = self.hidden(batch.tokens, batch.positions, batch.cu_seqlens.diff().tolist())
+        found, entropy = self.head(hidden[rows - 1], batch.tokens[rows], batch.temperatures[rows])
+        zeros = torch.zeros(len(batch.tokens), device=hidden.device)
+        entropy = entropy if entropy_gradient else entropy.detach()
+        return Output(zeros.index_put((rows,), found), zeros.index_put((rows,), entropy))
+
+    def hidden(self, tokens: Tensor, positions: Tensor, lengths: list[int]) -> Tensor:
+        """The last hidden states `[T, H]`."""
+        backbone = cast(Any, self.model).base_model
+        out = backbone(input_ids=tokens[None], position_ids=positions[None], use_cache=False, lengths=lengths)
+        return cast(Tensor, out.last_hidden_state[0])
+
+    @property
+    def head(self) -> Head:
+        """The output head."""
+        return cast(Head, cast(Any, self.model).get_output_embeddings())
+
+
+def load_policy(folder: Path, dtype: torch.dtype, *, checkpointing: bool = False) -> Policy:
+    """The model in `folder` as a policy; ConfigError where it is missing or of a kind that cannot be packed."""
+    AttentionInterface.register(ATTENTION, packed_attention)
+    read_config(folder)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=ATTENTION)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{folder} cannot be loaded as a causal language model: {error}") from error
+    head = model.get_output_embeddings()
+    if type(head) is not nn.Linear:
+        raise ConfigError(f"{folder}: the output head is a {type(head).__name__}, expected torch.nn.Linear")
+    head.__class__ = Head
+    model.config.use_cache = False
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    return Policy(model)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The folder's config.json; ConfigError where there is none."""
+    try:
+        return cast(dict[str, Any], json.loads((folder / "config.json").read_text()))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"model folder {folder} has no readable config.json ({error}): give a folder in Hugging Face form"
+        ) from error
+
+
+def longest_sequence(folder: Path) -> int | None:
+    """The model's own limit on positions, where its config names one."""
+    config = AutoConfig.from_pretrained(folder)
+    limit = config.to_dict().get("max_position_embeddings")
+    return int(limit) if limit is not None else None
+
+
+def check_exact(policy: Policy, vocabulary: int, device: torch.device) -> None:
+    """ConfigError where packed log-probs differ from the unmodified model's on single sequences.
+
+    A collective under ZeRO-3. It catches models that mix neighbours in a packed row by other ways than attention
+    (state-space layers, convolutions) or that change logits after the head.
+    """
+    lengths = [5, 3, 7]
+    tokens = torch.randint(0, vocabulary, (sum(lengths),), generator=torch.Generator().manual_seed(0)).to(device)
+    positions = torch.cat([torch.arange(n) for n in lengths]).to(device)
+    model = cast(Any, policy.model)
+    rows = torch.tensor([i for i in range(sum(lengths)) if i not in (0, 5, 8)], device=device)
+    ones = torch.ones(len(rows), device=device)
+    training = policy.training
+    policy.eval()
+    with torch.no_grad():
+        packed, _ = policy.head(policy.hidden(tokens, positions, lengths)[rows - 1], tokens[rows], ones)
+        model.set_attn_implementation("sdpa")
+        plain = []
+        for part in torch.split(tokens, lengths):
+            logits = model(input_ids=part[None], use_cache=False).logits[0, :-1].float()
+            plain.append(logits.log_softmax(1).gather(1, part[1:, None]).squeeze(1))
+        model.set_attn_implementation(ATTENTION)
+    policy.train(training)
+    worst = float((packed - torch.cat(plain)).abs().max())
+    limit = 1e-3 if packed.dtype == policy.head.weight.dtype else 0.15
+    if not worst <= limit:
+        raise ConfigError(
+            f"{type(model).__name__}: packed log-probs differ from the plain model's by up to {worst:.3g} "
+            f"(limit {limit}): this architecture cannot be trained packed"
+        )
