@@ -46,8 +46,14 @@ def load(model: type[Model], path: Path | None = None, overrides: Sequence[str] 
 
 
 def to_toml(model: BaseModel) -> str:
-    """The model as TOML that `load` reads back to an equal model; None (a default by rule) is left out."""
-    return tomli_w.dumps(_without_none(model.model_dump(mode="json")))
+    """The model as TOML that `load` reads back to an equal model, and the defaults as comments below.
+
+    Only what was set is written as settings: a default that has no effect in the chosen mode may not be *given*.
+    """
+    given = _without_none(model.model_dump(mode="json", exclude_unset=True))
+    whole = tomli_w.dumps(_without_none(model.model_dump(mode="json")))
+    comments = "".join(f"# {line}".rstrip() + "\n" for line in whole.splitlines())
+    return f"{tomli_w.dumps(given)}\n# Everything, defaults included:\n#\n{comments}"
 
 
 def resolve_object(spec: str, *, base: Path | None = None) -> Any:

@@ -128,6 +128,23 @@ def test_written_config_reads_back_equal(toml: Path, tmp_path: Path) -> None:
     again = tmp_path / "again.toml"
     again.write_text(to_toml(run))
     assert load(Run, again) == run
+    assert "# warmup = 0" in again.read_text()
+
+
+def test_a_default_without_effect_is_not_written_as_given(tmp_path: Path) -> None:
+    class Picky(BaseModel):
+        mode: str = "a"
+        only_b: int = 1
+
+        @model_validator(mode="after")
+        def _effective(self) -> Picky:
+            if self.mode == "a" and "only_b" in self.model_fields_set:
+                raise ValueError("only_b has no effect with mode 'a'")
+            return self
+
+    path = tmp_path / "picky.toml"
+    path.write_text(to_toml(Picky(mode="a")))
+    assert load(Picky, path) == Picky(mode="a")
 
 
 def test_objects_by_dotted_path_and_by_file(tmp_path: Path) -> None:

@@ -156,6 +156,13 @@ class SftConfig(Common):
     sft: SftSection
     algorithm: AlgorithmOptions = AlgorithmOptions(name="sft")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _name_goes_without_saying(cls, given: Any) -> Any:
+        if isinstance(given, dict) and isinstance(given.get("algorithm"), dict):
+            return {**given, "algorithm": {"name": "sft", **given["algorithm"]}}
+        return given
+
     @model_validator(mode="after")
     def _is_sft(self) -> Self:
         if self.algorithm.name != "sft":

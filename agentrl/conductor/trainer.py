@@ -43,17 +43,19 @@ class TrainerGroup:
     """One start of the trainer: `ranks` processes under torchrun."""
 
     def __init__(self, job: TrainerJob, path: Path, log: Path, token: str) -> None:
-        write_atomically(path, job.model_dump_json(indent=1))
+        write_atomically(path, job.model_dump_json(indent=1, exclude_unset=True))
         self.job = job
         self._log_start = log.stat().st_size if log.exists() else 0
         self._started = time.monotonic()
         self._beats: dict[int, Heartbeat] = {}
-        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={job.train.ranks}"]
+        ranks = job.train.ranks
+        # One rank makes a group of itself: without torchrun it starts seconds sooner and its exit code is its own.
+        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
         environment = {"AGENTRL_TOKEN": token, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
         if not has_gpu():
             environment |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
         self.child = Child(
-            "the trainer", [sys.executable, *launcher, "-m", "agentrl.train", str(path)], log=log, env=environment
+            "the trainer", [sys.executable, *torchrun, "-m", "agentrl.train", str(path)], log=log, env=environment
         )
 
     def heard(self, phase: Phase) -> None:
@@ -115,11 +117,17 @@ _ERROR = re.compile(r"^(?:\[(?:rank)?\d+\]:?\s*)?((?:[\w.]+\.)?\w*(?:Error|Excep
 
 
 def first_error(lines: Sequence[str]) -> str | None:
-    """The first exception of a log: later ones are mostly its consequences."""
-    for line in lines:
+    """The first exception of a log, the last of its chain: later tracebacks are mostly its consequences."""
+    found = None
+    for number, line in enumerate(lines):
         if match := _ERROR.match(line.strip()):
-            return match[1]
-    return None
+            found = match[1]
+            if not any(_CHAINED.search(text) for text in lines[number + 1 : number + 6]):
+                return found
+    return found
+
+
+_CHAINED = re.compile(r"direct cause of the following exception|During handling of the above exception")
 
 
 def _signal_name(number: int) -> str:

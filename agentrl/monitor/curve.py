@@ -17,7 +17,7 @@ def draw_curve(lines: Sequence[Mapping[str, Any]], path: Path, title: str) -> No
         figure_type = importlib.import_module("matplotlib.figure").Figure
     except ModuleNotFoundError as error:
         raise ConfigError("curve.png needs matplotlib: pip install 'agentrl[train]'") from error
-    name, label = ("reward/mean", "reward") if any("reward/mean" in x for x in lines) else ("train/loss", "loss")
+    name, label = ("reward/mean", "reward") if any("reward/mean" in x for x in lines) else ("loss", "loss")
     held_out = "eval/reward" if label == "reward" else "eval/loss"
     figure = figure_type(figsize=(8, 4.5), layout="constrained")
     axes = figure.add_subplot()

@@ -110,13 +110,13 @@ def summary(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
 _SHOWN = (
     ("reward", "reward/mean", ".3f"),
     ("eval", "eval/reward", ".3f"),
-    ("loss", "train/loss", ".4f"),
+    ("loss", "loss", ".4f"),
     ("eval loss", "eval/loss", ".4f"),
     ("staleness", "staleness/max", ".0f"),
-    ("pool", "pool/ready", "d"),
-    ("gen tok/s", "rollout/tokens_per_s", ".0f"),
-    ("train tok/s", "train/tokens_per_s", ".0f"),
-    ("seconds", "time/step_s", ".1f"),
+    ("pool", "pool/pooled", ".0f"),
+    ("gen tok/s", "rollout/tokens_per_second", ".0f"),
+    ("train tok/s", "tokens_per_second", ".0f"),
+    ("seconds", "seconds/step", ".2f"),
 )
 
 

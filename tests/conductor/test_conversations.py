@@ -29,8 +29,7 @@ def render(conversation: Conversation) -> Trajectory:
     [
         ({}, "conversation 7 has no list 'messages'"),
         ({"messages": []}, "conversation 7 has no list 'messages'"),
-        ({"messages": [{"role": "robot", "content": "x"}]}, "message 0: role 'robot' is none of"),
-        ({"messages": [{"role": "assistant", "content": None}]}, "has neither content nor tool_calls"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, r"conversation 7: messages\[0\] has role 'robot'"),
         ({"messages": [{"role": "user", "content": "x"}]}, "has no assistant message"),
         ({"messages": [{"role": "assistant", "content": "x"}], "tools": "calc"}, "'tools' is a str"),
     ],

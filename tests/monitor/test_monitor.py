@@ -12,13 +12,13 @@ from agentrl.monitor.curve import draw_curve
 from agentrl.monitor.live import Lines, Panel, make_view
 from agentrl.monitor.metrics import MetricsFile, read_metrics
 
-STEP = {"step": 2, "reward/mean": 0.25, "staleness/max": 3, "rollout/tokens_per_s": 512.4, "pool/ready": 7}
+STEP = {"step": 2, "reward/mean": 0.25, "staleness/max": 3, "rollout/tokens_per_second": 512.4, "pool/pooled": 7}
 
 
 def test_metrics_survive_a_torn_line_and_hold_no_nan(tmp_path: Path) -> None:
     path = tmp_path / "run" / "metrics.jsonl"
     first = MetricsFile(path)
-    first.write("step", {"step": 1, "train/loss": float("nan"), "train/lr": 1e-5, "hist": {"a": [1, float("inf")]}})
+    first.write("step", {"step": 1, "loss": float("nan"), "lr": 1e-5, "hist": {"a": [1, float("inf")]}})
     first.close()
     with path.open("a") as file:
         file.write('{"kind": "step", "st')
@@ -26,7 +26,7 @@ def test_metrics_survive_a_torn_line_and_hold_no_nan(tmp_path: Path) -> None:
     second.write("eval", {"step": 1, "eval/reward": 0.5})
     second.close()
     step, evaluation = read_metrics(path)
-    assert (step["train/loss"], step["train/lr"], step["hist"]) == (None, 1e-5, {"a": [1, None]})
+    assert (step["loss"], step["lr"], step["hist"]) == (None, 1e-5, {"a": [1, None]})
     assert evaluation["eval/reward"] == 0.5
     assert "NaN" not in path.read_text()
 

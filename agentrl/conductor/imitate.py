@@ -1,0 +1,131 @@
+"""`agentrl sft`: the same trainer behind the same feed, with conversations instead of rollouts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import time
+from pathlib import Path
+
+from agentrl.conductor.check import SftPlan
+from agentrl.conductor.config import SftConfig
+from agentrl.conductor.conversations import Conversations
+from agentrl.conductor.desk import Desk
+from agentrl.conductor.feed import CheckpointReady, FeedServer, Phase, StepMetrics, WeightsReady
+from agentrl.conductor.supervise import Supervisor
+from agentrl.conductor.watchdog import Watchdog
+from agentrl.errors import RunError
+from agentrl.train.checkpoint import Checkpoint, newest
+from agentrl.train.options import TrainerJob
+from agentrl.types import Version
+
+
+async def imitate(config: SftConfig, plan: SftPlan, desk: Desk, *, resume: bool) -> None:
+    """Train on the conversations; the result is `runs/<name>/model`."""
+    desk.folder.need_space(10 * plan.model_bytes, "two checkpoints with optimizer state")
+    run = _Imitation(config, plan, desk)
+    try:
+        await run.main()
+    finally:
+        await run.stop()
+    await asyncio.to_thread(keep_model, desk)
+
+
+class _Imitation:
+    def __init__(self, config: SftConfig, plan: SftPlan, desk: Desk) -> None:
+        self._config = config
+        self._desk = desk
+        self._weights = desk.folder.weights_folder(plan.model_bytes)
+        self._url = ""
+        self._last: str | None = None
+        source = Conversations(
+            plan.train, plan.render, batch=config.train.batch_groups, steps=config.train.steps, seed=config.seed
+        )
+        self._feed = FeedServer(source, self)
+        self._watchdog = Watchdog(config.monitor.stall_seconds, desk.note)
+        self._supervisor = Supervisor(
+            desk, self._feed, self._job, self._begin, restarts=config.monitor.trainer_restarts
+        )
+        self._watchdog.probe(self._supervisor.waits)
+
+    async def main(self) -> None:
+        self._url = await self._feed.start()
+        watch = asyncio.create_task(self._watchdog.run())
+        train = asyncio.create_task(self._supervisor.run())
+        try:
+            done, _ = await asyncio.wait((watch, train), return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in (watch, train):
+                task.cancel()
+            await asyncio.gather(watch, train, return_exceptions=True)
+
+    async def stop(self) -> None:
+        await self._supervisor.stop()
+        await self._feed.stop()
+        shutil.rmtree(self._weights, ignore_errors=True)
+
+    def _job(self, incarnation: int, checkpoint: Path | None) -> TrainerJob:
+        return TrainerJob(
+            run=self._config.name,
+            train=self._config.train,
+            algorithm=self._config.algorithm,
+            model_dir=self._config.model.absolute(),
+            feed_url=self._url,
+            weights_dir=self._weights,
+            checkpoints_dir=self._desk.folder.checkpoints,
+            seed=self._config.seed,
+            incarnation=incarnation,
+            resume=checkpoint,
+        )
+
+    async def _begin(self, version: Version, checkpoint: Checkpoint | None) -> None:
+        return  # a batch follows from its step's number: there is nothing to go back to
+
+    async def weights(self, ready: WeightsReady) -> None:
+        """Nobody samples here. The folder stays until the next one is in: a checkpoint may still copy it."""
+        if self._last is not None and self._last != ready.path:
+            shutil.rmtree(self._last, ignore_errors=True)
+        self._last = ready.path
+
+    async def metrics(self, report: StepMetrics) -> None:
+        self._watchdog.beat(f"step {report.step}")
+        self._supervisor.stepped(report)
+        # A demonstration has no reward: what is said of rewards and turns would be noise.
+        told = {
+            k: v for k, v in report.metrics.items() if not k.startswith(("reward/", "episodes/", "turns/", "groups"))
+        }
+        line = self._desk.metrics.write("step", {"step": report.step, "version": report.version, **told})
+        self._desk.view.step(line)
+        self._desk.folder.write_state(
+            {
+                "phase": "training",
+                "time": time.time(),
+                "steps": self._config.train.steps,
+                "waits": [str(wait) for wait in self._watchdog.waits()],
+            }
+        )
+
+    async def checkpoint(self, ready: CheckpointReady) -> None:
+        self._watchdog.beat(f"checkpoint of step {ready.step}")
+        self._supervisor.saved(ready)
+        self._desk.metrics.write("checkpoint", {"step": ready.step, "path": ready.path})
+
+    async def phase(self, phase: Phase) -> None:
+        self._supervisor.heard(phase)
+
+
+def keep_model(desk: Desk) -> None:
+    """`runs/<name>/model` becomes the newest checkpoint's model; the old one stays until the new one is whole."""
+    checkpoint, _ = newest(desk.folder.checkpoints)
+    if checkpoint is None:
+        raise RunError(f"the trainer ended without a checkpoint in {desk.folder.checkpoints}: see logs/trainer.log")
+    aside, target = desk.folder.model.with_name(".model.aside"), desk.folder.model
+    shutil.rmtree(aside, ignore_errors=True)
+    shutil.copytree(checkpoint.model, aside)
+    if target.exists():
+        shutil.rmtree(target)
+    os.rename(aside, target)
+    desk.note(f"the model of step {checkpoint.step} is in {target}")
