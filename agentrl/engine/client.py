@@ -89,14 +89,22 @@ class EngineClient:
         return start(request, vocab, context, self._decode)
 
     async def go_on(
-        self, progress: Progress, on_tokens: OnTokens | None = None, *, fail_over: bool = False
+        self,
+        progress: Progress,
+        on_tokens: OnTokens | None = None,
+        *,
+        fail_over: bool = False,
+        guarded: bool = False,
     ) -> Completion:
-        """Generate the rest. With `fail_over` a lost engine raises EngineLost, with `progress` holding what it sent;
-        otherwise the same engine is tried until the deadline."""
+        """Generate the rest.
+
+        With `fail_over` a lost engine raises EngineLost, otherwise it is tried again until the deadline. `guarded`
+        streams, so that `progress` holds what a lost engine had sent.
+        """
         self.in_flight += 1
         try:
             async with asyncio.timeout_at(progress.request.deadline):
-                return await self._until_finished(progress, on_tokens, fail_over)
+                return await self._until_finished(progress, on_tokens, fail_over, guarded)
         except TimeoutError as error:
             raise DeadlineExceeded(
                 f"request {progress.request.id}: the deadline passed at {len(progress.tokens)} of {progress.limit} "
@@ -105,13 +113,15 @@ class EngineClient:
         finally:
             self.in_flight -= 1
 
-    async def _until_finished(self, progress: Progress, on_tokens: OnTokens | None, fail_over: bool) -> Completion:
+    async def _until_finished(
+        self, progress: Progress, on_tokens: OnTokens | None, fail_over: bool, guarded: bool
+    ) -> Completion:
         pause = _FIRST_PAUSE
         while True:
             before = len(progress.tokens)
             asked = min(progress.left, self._chunk) if self._chunk and progress.continues else progress.left
             try:
-                part = await self._attempt(progress, asked, on_tokens, fail_over)
+                part = await self._attempt(progress, asked, on_tokens, fail_over, guarded)
             except EngineLost:
                 progress.losses += 1
                 if fail_over:
@@ -132,6 +142,8 @@ class EngineClient:
         if part.finish == "abort":
             if part.status is not None and 400 <= part.status < 500:
                 raise RequestRefused(f"request {progress.request.id}: {self.url} refused it: {part.detail}")
+            if part.status is not None and part.status not in _RETRIED:
+                raise EngineError(f"request {progress.request.id}: {self.url} gave it up: {part.detail}")
             progress.waiting_for = f"the rest after an abort ({part.detail or 'no reason given'})"
             progress.keep(part)
             return progress.completion("length") if progress.left == 0 else None
@@ -143,14 +155,14 @@ class EngineClient:
         return progress.completion(part.finish, part.matched)
 
     async def _attempt(
-        self, progress: Progress, asked: int, on_tokens: OnTokens | None, fail_over: bool
+        self, progress: Progress, asked: int, on_tokens: OnTokens | None, fail_over: bool, guarded: bool
     ) -> Part | None:
         """One request to the server; None where it asks to come again."""
         if self.version is None:
             progress.waiting_for = "its weight version"
             await self.model_info()
         rid, pinned = progress.next_id(), self.version
-        stream = on_tokens is not None or fail_over
+        stream = on_tokens is not None or guarded
         interval = 1 if on_tokens is not None else _STREAM_INTERVAL
         body = _body(progress, rid, asked, interval if stream else None)
         reading = _Reading(self, progress, pinned, on_tokens)
@@ -171,6 +183,7 @@ class EngineClient:
             progress.keep(reading.safe)
             raise EngineLost(f"{self.url} dropped the connection of {rid}: {error!r}") from error
         except BaseException:
+            progress.keep(reading.safe)
             self._later(self._abort_quietly(rid))
             raise
 

@@ -176,11 +176,13 @@ class Progress:
             spans += [Span(s.version, n + s.start, n + s.end) for s in more.spans]
         tokens = self.tokens if more is None else self.tokens + more.tokens
         logprobs = self.logprobs if more is None else self.logprobs + more.logprobs
-        return Completion(np.array(tokens, np.int32), np.array(logprobs, np.float32), _merged(spans), finish, matched)
+        return Completion(
+            np.array(tokens, np.int32), np.array(logprobs, np.float32), merged_spans(spans), finish, matched
+        )
 
     def _add_span(self, version: Version, n: int) -> None:
         start = self.spans[-1].end if self.spans else 0
-        self.spans = list(_merged([*self.spans, Span(version, start, start + n)]))
+        self.spans = list(merged_spans([*self.spans, Span(version, start, start + n)]))
 
     def _straddling_stop(self, seam: int) -> str | None:
         stops = self.request.sampling.stop
@@ -199,7 +201,8 @@ class Progress:
         self.spans = [Span(s.version, s.start, min(s.end, end)) for s in self.spans if s.start < end]
 
 
-def _merged(spans: Sequence[Span]) -> tuple[Span, ...]:
+def merged_spans(spans: Sequence[Span]) -> tuple[Span, ...]:
+    """Neighbours of one version joined."""
     merged: list[Span] = []
     for span in spans:
         if merged and merged[-1].version == span.version:

@@ -40,7 +40,7 @@ class EngineServer:
         )
 
     async def wait_ready(self) -> None:
-        """Return when it serves. EngineLost with its log's end when it died, DeadlineExceeded when it takes too long."""
+        """Return when it serves. EngineLost with its log's end where it died, DeadlineExceeded where it is too slow."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.options.startup_timeout
         client = EngineClient(self.url, control_timeout=2.0)
@@ -120,8 +120,8 @@ def _port(options: EngineOptions, index: int) -> int:
             probe.bind((options.host, wanted))
         except OSError as error:
             raise ConfigError(
-                f"engine {index} cannot listen on {options.host}:{wanted} ({error.strerror}): choose another engine.port, "
-                "or leave it out to have a free one chosen"
+                f"engine {index} cannot listen on {options.host}:{wanted} ({error.strerror}): choose another "
+                "engine.port, or leave it out to have a free one chosen"
             ) from error
         return int(probe.getsockname()[1])
 

@@ -1,0 +1,307 @@
+"""Several engines as one: sessions stay where their prefix is cached, new weights go everywhere, lost ones are left out.
+
+An engine serves while it answers and holds the current weights. One that is lost, hangs or refuses an update is
+*fenced*: its requests go on elsewhere from the tokens so far, and it gets nothing new until it answers, has the current
+weights, and its checksums equal those of an engine that serves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from agentrl.engine.client import EngineClient
+from agentrl.engine.reply import Progress
+from agentrl.engine.types import Completion, GenerateRequest, OnTokens
+from agentrl.errors import DeadlineExceeded, EngineError, EngineLost
+from agentrl.types import Version
+
+_SESSIONS = 100_000
+_MAX_LOSSES = 3
+"""Engines that one request may lose before it is taken for the cause."""
+
+
+class PublishReport(NamedTuple):
+    """What a publish did. `stall_seconds` passed from the first pause to the last continuation."""
+
+    version: Version
+    updated: tuple[str, ...]
+    failed: dict[str, str]
+    """URL → reason of the engines that were fenced."""
+    pause_seconds: float
+    load_seconds: float
+    stall_seconds: float
+
+
+@dataclass(eq=False)
+class _Seat:
+    client: EngineClient
+    fenced: str = ""
+    """Why it serves nothing; empty while it serves."""
+    misses: int = 0
+    sessions: int = 0
+    lost: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def fence(self, reason: str) -> None:
+        self.fenced = reason
+        self.lost.set()
+
+    def serve(self) -> None:
+        self.fenced, self.misses, self.lost = "", 0, asyncio.Event()
+
+
+class Router:
+    """An `Engine` over one or more engine servers, and the one place that changes their weights.
+
+    ```python
+    router = Router([server.client() for server in servers])
+    completion = await router.generate(request)
+    report = await router.publish(folder, Version(1, 7))
+    await router.add(restarted.client())
+    await router.close()
+    ```
+
+    Engines are asked for their model info every `check_every` seconds; one that does not answer `max_misses` times in
+    a row is fenced, a refused connection fences at once.
+    """
+
+    def __init__(
+        self,
+        clients: Sequence[EngineClient],
+        *,
+        current: tuple[Path, Version] | None = None,
+        check_every: float = 2.0,
+        max_misses: int = 3,
+    ) -> None:
+        if not clients:
+            raise ValueError("a router needs at least one engine client")
+        self.current = current
+        """Folder and version that every serving engine holds; None until the first publish."""
+        self._seats = [_Seat(client) for client in clients]
+        self._sessions: OrderedDict[str, _Seat] = OrderedDict()
+        self._check_every = check_every
+        self._max_misses = max_misses
+        self._changing = asyncio.Lock()
+        self._check_now = asyncio.Event()
+        self._some_serve = asyncio.Event()
+        self._watching: asyncio.Task[None] | None = None
+
+    # -- generation --------------------------------------------------------------------------------------------------
+
+    async def generate(self, request: GenerateRequest, on_tokens: OnTokens | None = None) -> Completion:
+        """See `Engine.generate`."""
+        self._watch()
+        progress = self._seats[0].client.begin(request)
+        while True:
+            seat = await self._seat(request, progress)
+            try:
+                return await self._run(seat, progress, on_tokens)
+            except EngineLost as error:
+                if progress.losses >= _MAX_LOSSES:
+                    raise EngineError(
+                        f"request {request.id} lost {progress.losses} engines in a row and may be the cause: {error}"
+                    ) from error
+                if not seat.fenced:
+                    seat.fence(str(error))
+                self._check_now.set()
+
+    async def _run(self, seat: _Seat, progress: Progress, on_tokens: OnTokens | None) -> Completion:
+        guarded = len(self._seats) > 1
+        work = asyncio.ensure_future(seat.client.go_on(progress, on_tokens, fail_over=True, guarded=guarded))
+        lost = asyncio.ensure_future(seat.lost.wait())
+        try:
+            await asyncio.wait((work, lost), return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                return work.result()
+        finally:
+            lost.cancel()
+            work.cancel()
+            await asyncio.wait((work,))
+        if not work.cancelled() and work.exception() is None:
+            return work.result()
+        progress.losses += 1
+        raise EngineLost(f"{seat.client.url} was fenced: {seat.fenced}")
+
+    async def _seat(self, request: GenerateRequest, progress: Progress) -> _Seat:
+        while True:
+            seat = self._sessions.get(request.session)
+            if seat is not None and not seat.fenced:
+                self._sessions.move_to_end(request.session)
+                return seat
+            serving = [s for s in self._seats if not s.fenced]
+            if serving:
+                return self._assign(request.session, min(serving, key=lambda s: (s.client.in_flight, s.sessions)))
+            self._some_serve.clear()
+            self._check_now.set()
+            try:
+                async with asyncio.timeout_at(request.deadline):
+                    await self._some_serve.wait()
+            except TimeoutError as error:
+                reasons = "; ".join(f"{s.client.url}: {s.fenced}" for s in self._seats)
+                raise DeadlineExceeded(
+                    f"request {request.id}: no engine served until the deadline, at {len(progress.tokens)} of "
+                    f"{progress.limit} tokens ({reasons})"
+                ) from error
+
+    def _assign(self, session: str, seat: _Seat) -> _Seat:
+        before = self._sessions.pop(session, None)
+        if before is not None:
+            before.sessions -= 1
+        self._sessions[session] = seat
+        seat.sessions += 1
+        if len(self._sessions) > _SESSIONS:
+            self._sessions.popitem(last=False)[1].sessions -= 1
+        return seat
+
+    # -- weights -----------------------------------------------------------------------------------------------------
+
+    async def publish(self, path: Path | str, version: Version) -> PublishReport:
+        """Give every serving engine the weights in `path`.
+
+        All pause, each loads once its pause is acknowledged, all go on whatever happened. EngineError where no engine
+        took them: the old weights serve on. Where some did, the others are fenced and named in the report.
+        """
+        self._watch()
+        async with self._changing:
+            seats = [s for s in self._seats if not s.fenced]
+            if not seats:
+                reasons = "; ".join(f"{s.client.url}: {s.fenced}" for s in self._seats)
+                raise EngineError(f"no engine serves, weights {version} went nowhere ({reasons})")
+            begun = time.monotonic()
+            failures: dict[_Seat, BaseException] = {}
+            try:
+                await _each(seats, lambda s: s.client.pause(), failures)
+                paused = time.monotonic()
+                ready = [s for s in seats if s not in failures]
+                await _each(ready, lambda s: s.client.update_from_disk(path, version), failures)
+                loaded = time.monotonic()
+            finally:
+                await asyncio.shield(_each(seats, lambda s: s.client.resume(), failures))
+            updated = [s for s in seats if s not in failures]
+            self._settle(version, updated, failures)
+            self.current = (Path(path), version)
+            return PublishReport(
+                version,
+                tuple(s.client.url for s in updated),
+                {s.client.url: str(e) for s, e in failures.items()},
+                paused - begun,
+                loaded - paused,
+                time.monotonic() - begun,
+            )
+
+    def _settle(self, version: Version, updated: list[_Seat], failures: dict[_Seat, BaseException]) -> None:
+        for seat, error in failures.items():
+            # A refusal by all leaves all on the old weights; whatever else failed is in an unknown state.
+            if updated or not isinstance(error, EngineError) or isinstance(error, EngineLost):
+                seat.fence(f"weights {version} did not get in: {error}")
+        self._check_now.set()
+        if not updated:
+            reasons = "; ".join(f"{s.client.url}: {e}" for s, e in failures.items())
+            raise EngineError(f"no engine took weights {version}, the old ones serve on: {reasons}")
+
+    async def add(self, client: EngineClient) -> None:
+        """Let a started engine serve, once it has the current weights and that is proved. EngineError otherwise."""
+        seat = _Seat(client, fenced="not yet checked")
+        async with self._changing:
+            await self._admit(seat)
+            self._seats.append(seat)
+        self._some_serve.set()
+
+    async def remove(self, url: str) -> None:
+        """Take an engine out; its requests go on elsewhere."""
+        async with self._changing:
+            seat = next((s for s in self._seats if s.client.url == url.rstrip("/")), None)
+            if seat is None:
+                raise EngineError(f"no engine {url}: there are {[s.client.url for s in self._seats]}")
+            self._seats.remove(seat)
+            seat.fence("it was taken out")
+        await seat.client.close()
+
+    async def checksums(self) -> dict[str, dict[str, str]]:
+        """URL → checksums of every serving engine: proof that a publish arrived."""
+        serving = [s for s in self._seats if not s.fenced]
+        sums = await asyncio.gather(*(s.client.checksums() for s in serving))
+        return {s.client.url: found for s, found in zip(serving, sums, strict=True)}
+
+    @property
+    def fenced(self) -> dict[str, str]:
+        """URL → reason of the engines that serve nothing now."""
+        return {s.client.url: s.fenced for s in self._seats if s.fenced}
+
+    async def close(self) -> None:
+        """Stop watching and close the clients' connections."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait((self._watching,))
+            self._watching = None
+        await asyncio.gather(*(s.client.close() for s in self._seats))
+
+    # -- health ------------------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        if self._watching is None:
+            self._watching = asyncio.get_running_loop().create_task(self._check_forever())
+
+    async def _check_forever(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(self._check_every):
+                    await self._check_now.wait()
+            except TimeoutError:
+                pass
+            self._check_now.clear()
+            await asyncio.gather(*(self._check(seat) for seat in list(self._seats)))
+            if any(not seat.fenced for seat in self._seats):
+                self._some_serve.set()
+            elif self._check_now.is_set():
+                await asyncio.sleep(min(0.2, self._check_every))
+
+    async def _check(self, seat: _Seat) -> None:
+        try:
+            if seat.fenced:
+                async with self._changing:
+                    if seat in self._seats:
+                        await self._admit(seat)
+            else:
+                await seat.client.model_info()
+                seat.misses = 0
+        except DeadlineExceeded as error:
+            seat.misses += 1
+            if seat.misses >= self._max_misses:
+                seat.fence(f"no answer {seat.misses} times: {error}")
+        except EngineError as error:
+            seat.fence(str(error))
+
+    async def _admit(self, seat: _Seat) -> None:
+        """Let a seat serve after it has, provably, the current weights."""
+        client = seat.client
+        version = (await client.model_info()).version
+        await client.resume()
+        if self.current is not None and version != self.current[1]:
+            await client.update_from_disk(*self.current)
+        witness = next((s for s in self._seats if s is not seat and not s.fenced), None)
+        if witness is not None:
+            ours, theirs = await asyncio.gather(client.checksums(), witness.client.checksums())
+            if ours != theirs:
+                wrong = sorted(name for name in theirs if ours.get(name) != theirs[name])
+                raise EngineError(f"{client.url} holds other weights than {witness.client.url}: {wrong[:3]}")
+        seat.serve()
+
+
+async def _each(
+    seats: Sequence[_Seat], call: Callable[[_Seat], Awaitable[None]], failures: dict[_Seat, BaseException]
+) -> None:
+    """Call every seat at once; an infrastructure fault is noted for its seat, the first one counts."""
+
+    async def one(seat: _Seat) -> None:
+        try:
+            await call(seat)
+        except (EngineError, DeadlineExceeded) as error:
+            failures.setdefault(seat, error)
+
+    await asyncio.gather(*(one(seat) for seat in seats))

@@ -1,0 +1,211 @@
+"""A scripted engine behind SGLang's HTTP protocol, with the faults that real servers show: for tests of clients."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from agentrl.engine.reply import merged_spans
+from agentrl.engine.types import Span
+from agentrl.types import Version
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What one `/generate` does wrong after `after` tokens.
+
+    `kind` is "abort" (an aborted reply), "reset" (the connection breaks), "status" (an error answer, `status` and
+    `message`), "hang" (nothing more is said), "no_logprobs" or "dropped_stop" (a damaged reply).
+    """
+
+    kind: str
+    after: int = 0
+    status: int = 503
+    message: str = "busy"
+
+
+@dataclass
+class _Running:
+    tokens: list[int] = field(default_factory=list)
+    versions: list[str] = field(default_factory=list)
+    aborted: bool = False
+
+
+class ScriptedServer:
+    """Serves `reply(prompt)` token by token; `faults` are used up by the next requests, in order.
+
+    ```python
+    async with ScriptedServer(lambda prompt: [5, 6, 7]) as server:
+        server.faults.append(Fault("reset", after=1))
+        completion = await EngineClient(server.url).generate(request)
+    ```
+
+    `calls` lists every control call and generation in the order of arrival, `running` the live request ids.
+    """
+
+    def __init__(
+        self,
+        reply: Callable[[Sequence[int]], Sequence[int]],
+        *,
+        version: str = "1.0",
+        token_delay: float = 0.0,
+        spans: bool = True,
+        control_delay: float = 0.0,
+        update_answers: Sequence[tuple[int, str]] = (),
+    ) -> None:
+        self.reply = reply
+        self.version = version
+        self.token_delay = token_delay
+        self.control_delay = control_delay
+        self.spans = spans
+        self.update_answers = deque(update_answers)
+        self.faults: deque[Fault] = deque()
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.running: dict[str, _Running] = {}
+        self.checksum = "0"
+        self.url = ""
+        self._going = asyncio.Event()
+        self._going.set()
+        self._runner: web.AppRunner | None = None
+
+    async def __aenter__(self) -> ScriptedServer:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.stop()
+
+    async def start(self, port: int = 0) -> None:
+        """Listen, on a free port where none is given."""
+        app = web.Application()
+        app.add_routes([web.post("/generate", self._generate), web.get("/model_info", self._info)])
+        app.add_routes([web.post(path, self._control) for path in _CONTROLS])
+        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", port)
+        await site.start()
+        host, bound = self._runner.addresses[0][:2]
+        self.url = f"http://{host}:{bound}"
+
+    async def stop(self) -> None:
+        """Stop at once, as a killed process would: running requests lose their connections."""
+        if self._runner is not None:
+            self._going.set()
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def _info(self, request: web.Request) -> web.Response:
+        return web.json_response({"weight_version": self.version, "model_path": "scripted"})
+
+    async def _control(self, request: web.Request) -> web.Response:
+        body = orjson.loads(await request.read() or b"{}")
+        self.calls.append((request.path, body))
+        await asyncio.sleep(self.control_delay)
+        self.calls.append((request.path + " done", body))
+        if request.path == "/pause_generation":
+            self._going.clear()
+            if body["mode"] == "abort":
+                self._abort(lambda _: True)
+        elif request.path == "/continue_generation":
+            self._going.set()
+        elif request.path == "/abort_request":
+            self._abort(lambda rid: rid == body.get("rid"))
+        elif request.path == "/weights_checker":
+            return web.json_response({"success": True, "ranks": [{"checksums": {"w": self.checksum}}]})
+        elif request.path == "/update_weight_version":
+            self.version = body["new_version"]
+        elif request.path == "/update_weights_from_disk":
+            if self.update_answers:
+                status, message = self.update_answers.popleft()
+                return web.json_response({"success": False, "message": message}, status=status)
+            self.version = body["weight_version"]
+            self.checksum = body["model_path"]
+        return web.json_response({"success": True})
+
+    def _abort(self, match: Callable[[str], bool]) -> None:
+        for rid, state in self.running.items():
+            state.aborted |= match(rid)
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        body = orjson.loads(await request.read())
+        self.calls.append(("/generate", body))
+        fault = self.faults.popleft() if self.faults else None
+        if fault is not None and fault.kind == "status":
+            return web.json_response({"error": {"message": fault.message}}, status=fault.status)
+        if body["rid"] in self.running:
+            return web.json_response({"error": {"message": "duplicate rid"}}, status=400)
+        state = self.running[body["rid"]] = _Running()
+        try:
+            return await self._play(request, body, state, fault)
+        finally:
+            del self.running[body["rid"]]
+
+    async def _play(
+        self, request: web.Request, body: dict[str, Any], state: _Running, fault: Fault | None
+    ) -> web.StreamResponse:
+        stream = web.StreamResponse() if body.get("stream") else None
+        if stream is not None:
+            await stream.prepare(request)
+        finish = await self._tokens(body, state, fault, stream)
+        if fault is not None and fault.kind in ("reset", "hang") and finish is None:
+            if fault.kind == "hang":
+                await asyncio.sleep(3600)
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
+        answer = self._answer(body["rid"], state, finish, fault)
+        if stream is None:
+            return web.json_response(answer)
+        await stream.write(b"data: " + orjson.dumps(answer) + b"\n\ndata: [DONE]\n\n")
+        return stream
+
+    async def _tokens(
+        self, body: dict[str, Any], state: _Running, fault: Fault | None, stream: web.StreamResponse | None
+    ) -> dict[str, Any] | None:
+        """Make the tokens; the finish reason, or None where a fault breaks it off."""
+        params = body["sampling_params"]
+        stops = set(params.get("stop_token_ids", ()))
+        for token in self.reply(body["input_ids"]):
+            if fault is not None and len(state.tokens) == fault.after and fault.kind in ("reset", "hang", "abort"):
+                return {"type": "abort", "message": "Aborted"} if fault.kind == "abort" else None
+            if len(state.tokens) >= params["max_new_tokens"]:
+                return {"type": "length", "length": len(state.tokens)}
+            await asyncio.sleep(self.token_delay)
+            await self._going.wait()
+            if state.aborted:
+                return {"type": "abort", "message": "Aborted"}
+            state.tokens.append(int(token))
+            state.versions.append(self.version)
+            if token in stops:
+                return {"type": "stop", "matched": token}
+            if stream is not None:
+                await stream.write(b"data: " + orjson.dumps(self._answer(body["rid"], state, None, None)) + b"\n\n")
+        return {"type": "stop", "matched": state.tokens[-1] if state.tokens else None}
+
+    def _answer(self, rid: str, state: _Running, finish: dict[str, Any] | None, fault: Fault | None) -> dict[str, Any]:
+        kind = "" if fault is None else fault.kind
+        logprobs = [[-0.5, token, None] for token in state.tokens]
+        meta: dict[str, Any] = {"id": rid, "finish_reason": finish, "weight_version": self.version}
+        meta["output_token_logprobs"] = None if kind == "no_logprobs" else logprobs
+        # As SGLang 0.5.23: only the last event of a stream has the spans.
+        if self.spans and finish is not None:
+            spans = merged_spans([Span(Version.parse(v), i, i + 1) for i, v in enumerate(state.versions)])
+            meta["weight_versions"] = [{"version": str(s.version), "start": s.start, "end": s.end} for s in spans]
+        tokens = state.tokens[:-1] if kind == "dropped_stop" else state.tokens
+        return {"output_ids": tokens, "meta_info": meta}
+
+
+_CONTROLS = (
+    "/pause_generation",
+    "/continue_generation",
+    "/update_weights_from_disk",
+    "/update_weight_version",
+    "/abort_request",
+    "/weights_checker",
+)
