@@ -1,0 +1,351 @@
+"""Sampled text to reasoning, content and tool calls. Whatever a model writes is a value here: nothing raises.
+
+A call that cannot be read stays in the content as it was written and is listed in `errors`. Control characters inside
+JSON strings are accepted; numbers that are not finite, lone surrogates and nesting deeper than 64 are errors.
+Arguments given as a JSON string are decoded once. A complete call whose closing tag is missing counts where the turn
+ended by itself, and is an error where it was cut.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_THINK, _THOUGHT = "<think>", "</think>"
+_MAX_DEPTH = 64
+
+
+class Format(enum.StrEnum):
+    """How a model writes tool calls."""
+
+    HERMES = "hermes"
+    """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, also Qwen2.5 and Qwen3."""
+    QWEN3_CODER = "qwen3_coder"
+    """`<tool_call><function=NAME><parameter=KEY>value</parameter></function></tool_call>`."""
+    LLAMA3_JSON = "llama3_json"
+    """The whole answer is `{"name": …, "parameters": {…}}`, several joined by `;`, after `<|python_tag|>` or not."""
+    JSON = "json"
+    """The whole answer is one such object or an array of them."""
+    NONE = "none"
+
+
+class Call(NamedTuple):
+    """A tool call that could be read."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+class CallError(NamedTuple):
+    """A tool call that could not be read: its text as written, and why."""
+
+    text: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A sampled turn in parts. `content` is all text outside reasoning and calls; `before` and `after` are its parts
+    on both sides of the calls."""
+
+    reasoning: str | None
+    content: str
+    calls: tuple[Call, ...] = ()
+    errors: tuple[CallError, ...] = ()
+    before: str = ""
+    after: str = ""
+
+
+def detect_format(template: str) -> Format:
+    """The format that a chat template teaches the model."""
+    if "<function=" in template:
+        return Format.QWEN3_CODER
+    if _OPEN in template:
+        return Format.HERMES
+    if "<|python_tag|>" in template or '"parameters": ' in template:
+        return Format.LLAMA3_JSON
+    return Format.HERMES
+
+
+def parse(
+    text: str,
+    form: Format,
+    *,
+    thinking: bool = False,
+    truncated: bool = False,
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> Parsed:
+    """Read a sampled turn.
+
+    `thinking`: the prompt had already opened `<think>`. `truncated`: cut by a limit. `tools` give Qwen3-Coder's values
+    their types.
+    """
+    scan = _Scan(text, form, truncated, tools)
+    if thinking:
+        scan.think(0)
+    if form in (Format.LLAMA3_JSON, Format.JSON):
+        scan.whole()
+    else:
+        scan.tagged()
+    return scan.result()
+
+
+class _Bad(Exception):
+    pass
+
+
+@dataclass(slots=True)
+class _Scan:
+    text: str
+    form: Format
+    truncated: bool
+    tools: Sequence[Mapping[str, Any]]
+    at: int = 0
+    reasoning: list[str] = field(default_factory=list)
+    before: list[str] = field(default_factory=list)
+    after: list[str] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    errors: list[CallError] = field(default_factory=list)
+
+    def result(self) -> Parsed:
+        before, after = "".join(self.before), "".join(self.after)
+        thoughts = [t for t in (part.strip("\n") for part in self.reasoning) if t]
+        reasoning = "\n".join(thoughts) if self.reasoning else None
+        return Parsed(reasoning, before + after, tuple(self.calls), tuple(self.errors), before, after)
+
+    def say(self, text: str) -> None:
+        (self.after if self.calls else self.before).append(text)
+
+    def think(self, start: int) -> None:
+        end = self.text.find(_THOUGHT, start)
+        self.reasoning.append(self.text[start:] if end < 0 else self.text[start:end])
+        self.at = len(self.text) if end < 0 else end + len(_THOUGHT)
+        if end >= 0 and not "".join(self.before).strip():
+            # The blank lines after the reasoning belong to the format, not to the answer.
+            self.before.clear()
+            while self.text.startswith("\n", self.at):
+                self.at += 1
+
+    def tagged(self) -> None:
+        while self.at < len(self.text):
+            call = self.text.find(_OPEN, self.at) if self.form is not Format.NONE else -1
+            think = self.text.find(_THINK, self.at)
+            if think >= 0 and (call < 0 or think < call) and self._is_thought(think):
+                self.say(self.text[self.at : think])
+                self.think(think + len(_THINK))
+                continue
+            if call < 0:
+                break
+            self.say(self.text[self.at : call])
+            self._call_at(call)
+        self.say(self.text[self.at :])
+        self.at = len(self.text)
+
+    def _is_thought(self, at: int) -> bool:
+        # An opening tag that is never closed is reasoning only where the turn starts with it; else it is talk about
+        # the tag.
+        leading = not self.reasoning and not self.calls and not "".join((*self.before, self.text[self.at : at])).strip()
+        return leading or self.text.find(_THOUGHT, at) >= 0
+
+    def _call_at(self, start: int) -> None:
+        inside = start + len(_OPEN)
+        try:
+            found, end = (self._coder if self.form is Format.QWEN3_CODER else self._hermes)(inside)
+        except _Bad as bad:
+            close = self.text.find(_CLOSE, inside)
+            again = self.text.find(_OPEN, inside)
+            end = len(self.text) if close < 0 else close + len(_CLOSE)
+            if 0 <= again < end:
+                end = again
+            raw = self.text[start:end]
+            self.errors.append(CallError(raw, str(bad)))
+            self.say(raw)
+        else:
+            self.calls += found
+        self.at = end
+
+    def _hermes(self, at: int) -> tuple[list[Call], int]:
+        found: list[Call] = []
+        while True:
+            at = _skip(self.text, at)
+            if found and self.text.startswith(_CLOSE, at):
+                return found, at + len(_CLOSE)
+            if found and (self.text.startswith(_OPEN, at) or (at == len(self.text) and not self.truncated)):
+                return found, at
+            value, at = _decode(self.text, at)
+            found += [_call(item) for item in (value if isinstance(value, list) else [value])]
+
+    def _coder(self, at: int) -> tuple[list[Call], int]:
+        found: list[Call] = []
+        while True:
+            at = _skip(self.text, at)
+            if found and self.text.startswith(_CLOSE, at):
+                return found, at + len(_CLOSE)
+            if found and (self.text.startswith(_OPEN, at) or (at == len(self.text) and not self.truncated)):
+                return found, at
+            call, at = self._coder_call(at)
+            found.append(call)
+
+    def _coder_call(self, at: int) -> tuple[Call, int]:
+        head = _FUNCTION.match(self.text, at)
+        if head is None:
+            raise _Bad("expected <function=NAME>")
+        name, at = head.group(1).strip(), head.end()
+        types = _parameter_types(self.tools, name)
+        arguments: dict[str, Any] = {}
+        while True:
+            at = _skip(self.text, at)
+            if self.text.startswith("</function>", at):
+                return Call(name, arguments), at + len("</function>")
+            key = _PARAMETER.match(self.text, at)
+            if key is None:
+                raise _Bad(f"expected <parameter=KEY> or </function> in the call of {name}")
+            end = _PARAMETER_END.search(self.text, key.end())
+            if end is None:
+                raise _Bad(f"parameter {key.group(1)} of {name} is not closed")
+            raw = self.text[key.end() : end.start()].removeprefix("\n").removesuffix("\n")
+            arguments[key.group(1).strip()] = _typed(raw, types.get(key.group(1).strip()))
+            at = end.end()
+
+    def whole(self) -> None:
+        if not self.reasoning:
+            lead = _skip(self.text, self.at)
+            if self.text.startswith(_THINK, lead):
+                self.think(lead + len(_THINK))
+        rest, start = self.text[self.at :], self.at
+        body = rest.strip()
+        tagged = self.form is Format.LLAMA3_JSON and body.startswith("<|python_tag|>")
+        if tagged:
+            body = body.removeprefix("<|python_tag|>")
+        self.at = len(self.text)
+        if self.form is Format.JSON and (fence := _FENCE.fullmatch(body)) is not None:
+            body = fence.group(1)
+        if not body.startswith(("{", "[")):
+            if tagged:
+                self.errors.append(CallError(rest, "expected a JSON object after <|python_tag|>"))
+            self.say(self.text[start:])
+            return
+        try:
+            self.calls += self._objects(body)
+        except _Bad as bad:
+            if tagged or '"name"' in body:
+                self.errors.append(CallError(rest, str(bad)))
+            self.say(rest)
+
+    def _objects(self, body: str) -> list[Call]:
+        found: list[Call] = []
+        at = 0
+        while at < len(body):
+            value, at = _decode(body, at)
+            items = value if isinstance(value, list) else [value]
+            found += [_call(item) for item in items]
+            at = _skip(body, at)
+            if body.startswith(";", at):
+                at = _skip(body, at + 1)
+            elif at < len(body):
+                raise _Bad(f"text follows the call: {body[at : at + 40]!r}")
+        return found
+
+
+_FUNCTION = re.compile(r"<function=([^>\n]+)>")
+_PARAMETER = re.compile(r"<parameter=([^>\n]+)>")
+_PARAMETER_END = re.compile(r"</parameter>(?=\s*(?:<parameter=|</function>))")
+_FENCE = re.compile(r"```(?:json)?\s*\n(.*)\n?```", re.DOTALL)
+_BLANK = re.compile(r"\s*")
+
+
+def _skip(text: str, at: int) -> int:
+    blank = _BLANK.match(text, at)
+    return blank.end() if blank is not None else at
+
+
+def _call(value: Any) -> Call:
+    if not isinstance(value, dict):
+        raise _Bad(f"expected an object with name and arguments, got {type(value).__name__}")
+    if isinstance(value.get("function"), dict):
+        value = value["function"]
+    name = value.get("name")
+    if not isinstance(name, str) or not name:
+        raise _Bad("the call has no name")
+    arguments = value.get("arguments", value.get("parameters"))
+    if isinstance(arguments, str):
+        arguments, end = _decode(arguments, 0) if arguments.strip() else ({}, 0)
+        if value.get("arguments", value.get("parameters"))[end:].strip():
+            raise _Bad(f"text follows the arguments of {name}")
+    if arguments is None:
+        arguments = {}
+    if not isinstance(arguments, dict):
+        raise _Bad(f"the arguments of {name} are {type(arguments).__name__}, expected an object")
+    return Call(name, arguments)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"number {text[:20]} is too large")
+    return value
+
+
+def _constant(text: str) -> Any:
+    raise ValueError(f"{text} is not JSON")
+
+
+_DECODER = json.JSONDecoder(strict=False, parse_float=_finite, parse_constant=_constant)
+
+
+def _decode(text: str, at: int) -> tuple[Any, int]:
+    at = _skip(text, at)
+    try:
+        value, end = _DECODER.raw_decode(text, at)
+    except RecursionError:
+        raise _Bad("the JSON is nested too deeply") from None
+    except ValueError as error:
+        raise _Bad(f"not valid JSON: {error}") from None
+    _check(value, 0)
+    return value, end
+
+
+def _check(value: Any, depth: int) -> None:
+    if depth > _MAX_DEPTH:
+        raise _Bad(f"the JSON is nested more than {_MAX_DEPTH} deep")
+    if isinstance(value, str) and not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise _Bad("a string holds half of a surrogate pair") from None
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _check(key, depth)
+            _check(item, depth + 1)
+    elif isinstance(value, list):
+        for item in value:
+            _check(item, depth + 1)
+
+
+def _parameter_types(tools: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
+    for tool in tools:
+        function = tool.get("function")
+        if isinstance(function, Mapping) and function.get("name") == name:
+            parameters = function.get("parameters")
+            properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
+            if isinstance(properties, Mapping):
+                return {key: spec.get("type") for key, spec in properties.items() if isinstance(spec, Mapping)}
+    return {}
+
+
+def _typed(raw: str, kind: Any) -> Any:
+    if kind in (None, "string"):
+        return raw
+    if kind == "boolean" and raw.strip().lower() in ("true", "false"):
+        return raw.strip().lower() == "true"
+    try:
+        value, end = _decode(raw, 0)
+    except _Bad:
+        return raw  # the tool's own check of its arguments will say that it is no number
+    return value if not raw[end:].strip() else raw

@@ -1,0 +1,247 @@
+"""Continue a conversation token by token: only what is new is rendered, what was sampled stays as it is.
+
+The method is the template's own difference. A short stand-in history that ends with an assistant turn is rendered
+together with the new messages; what the template writes after that turn's end token is what follows the sampled
+tokens. `Renderer` proves at start, on conversations of several shapes, that this does not depend on the history that
+was left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from agentrl.endpoint.template import ChatTemplate
+from agentrl.errors import ConfigError, ContractError
+from agentrl.types import Context, Demonstration, Int32Array, Message, Segment, Trajectory
+
+_QUESTION = "q\ue002"
+_ANSWER = "a\ue003"
+
+
+class Prompt(NamedTuple):
+    """What is shown to the model next, and whether it ends inside an opened `<think>`."""
+
+    text: str
+    tokens: Int32Array
+    thinking: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What the template is given besides messages; equal for all calls of a trajectory."""
+
+    tools: Sequence[Mapping[str, Any]] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    prepared: list[Any] | None = None
+
+
+class CannotContinue(Exception):
+    """The template's text after a sampled turn cannot be told; a new trajectory has to start."""
+
+
+class Renderer:
+    """Turns canonical messages into prompts, from scratch (`start`) or after a sampled turn (`extend`).
+
+    `end_id` closes a turn, `end_ids` are all tokens that may stop one; `reason` says why the template cannot be
+    continued, None where it can.
+    """
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self.template = template
+        self.end_ids = template.end_ids
+        self.reason: str | None = None
+        self.end_id, self.end_text = -1, ""
+        self._end_texts: list[str] = []
+        try:
+            self._find_end()
+            self._prove()
+        except (CannotContinue, ContractError) as error:
+            self.reason = str(error)
+
+    def require_proof(self) -> None:
+        """ConfigError where the template cannot be continued exactly."""
+        if self.reason is not None:
+            raise ConfigError(
+                f"this chat template cannot be continued exactly: {self.reason}. Use another template, or set "
+                'endpoint.unproven_template = "turn" to make every turn its own trajectory'
+            )
+
+    def setting(self, tools: Sequence[Mapping[str, Any]] = (), extra: Mapping[str, Any] | None = None) -> Setting:
+        """Tools and template arguments, made ready for rendering once."""
+        return Setting(tools, extra or {}, self.template.prepared_tools(tools))
+
+    def start(self, messages: Sequence[Message], setting: Setting) -> Prompt:
+        """The whole conversation, with the opening of the assistant's next turn."""
+        return self.prompt(self.full_text(messages, setting, generation=True))
+
+    def full_text(self, messages: Sequence[Message], setting: Setting, *, generation: bool) -> str:
+        """The template's text for a whole conversation."""
+        ready = [self.template.prepare(message) for message in messages]
+        return self.template.text_of_prepared(ready, setting.prepared, generation=generation, **setting.extra)
+
+    def extend(self, last: Message, new: Sequence[Message], setting: Setting, *, ended_by: int | None) -> Prompt:
+        """What follows a sampled turn `last` when the messages `new` come after it.
+
+        `ended_by` is the last sampled token. Where it is not the template's own end of turn (the turn was cut by a
+        limit or a stop string), that comes first. CannotContinue where the template gives no certain answer.
+        """
+        ready = [self.template.prepare(message) for message in new]
+        return self.prompt(self._after(self._stand_in(last), ready, setting, ended_by))
+
+    def opens_thinking(self, text: str) -> bool:
+        """Whether a prompt leaves the model inside a `<think>` that the template opened."""
+        return text.rstrip().endswith("<think>")
+
+    def demonstrate(self, messages: Sequence[Message], setting: Setting) -> Trajectory:
+        """A conversation to imitate: the assistant's turns are `Demonstration`, each with its end token, all else
+        `Context`.
+
+        ContractError where the conversation has no assistant turn or the template does not open turns as it renders
+        them.
+        """
+        segments: list[Segment] = []
+        last = -1
+        for i, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            before = self.full_text(messages[:i], setting, generation=True)
+            after = self.full_text(messages[: i + 1], setting, generation=False)
+            if not after.startswith(before):
+                raise ContractError(
+                    f"the chat template renders messages[{i}] differently from how it opens an assistant turn"
+                )
+            said = self._through_end(after[len(before) :])
+            shown = self.template.encode_text(before)
+            if last >= 0:
+                shown = self.extend(messages[last], messages[last + 1 : i], setting, ended_by=self.end_id).tokens
+            if shown.size:
+                segments.append(Segment(shown, None, Context()))
+            segments.append(Segment(self.template.encode_text(said), None, Demonstration()))
+            last = i
+        if last < 0:
+            raise ContractError("a conversation to imitate needs at least one assistant message")
+        return Trajectory(tuple(segments))
+
+    def prompt(self, text: str) -> Prompt:
+        """Rendered text as a prompt."""
+        return Prompt(text, self.template.encode_text(text), self.opens_thinking(text))
+
+    def _stand_in(self, last: Message) -> list[Message]:
+        answer: Message = {"role": "assistant", "content": _ANSWER}
+        if last.get("tool_calls"):
+            # Names and ids stay: some templates look them up when they render a tool's result.
+            answer["tool_calls"] = [
+                {**call, "function": {"name": call["function"]["name"], "arguments": {"x": _ANSWER}}}
+                for call in self.template.prepare(last)["tool_calls"]
+            ]
+        return [{"role": "user", "content": _QUESTION}, answer]
+
+    def _after(self, history: list[Message], ready: Sequence[Message], setting: Setting, ended_by: int | None) -> str:
+        text = self.template.text_of_prepared([*history, *ready], setting.prepared, generation=True, **setting.extra)
+        at = text.rfind(_ANSWER)
+        if at < 0:
+            raise CannotContinue("it does not render the assistant's earlier turns")
+        tail = text[at + len(_ANSWER) :]
+        if _QUESTION in tail:
+            raise CannotContinue("it writes earlier messages after the assistant's turn")
+        found = [(tail.find(text), text) for text in self._end_texts if text in tail]
+        if not found:
+            raise CannotContinue(f"it closes an assistant's turn with {tail!r:.60}, which holds no end token")
+        at, text = min(found)
+        return tail[at + len(text) :] if ended_by == self.template.added[text][0] else tail[at:]
+
+    def _through_end(self, text: str) -> str:
+        at = text.rfind(self.end_text)
+        if at < 0:
+            raise ContractError(f"the chat template closes a turn without its end token {self.end_text!r}")
+        return text[: at + len(self.end_text)]
+
+    def _find_end(self) -> None:
+        history: list[Message] = [{"role": "user", "content": _QUESTION}, {"role": "assistant", "content": _ANSWER}]
+        text = self.template.text_of_prepared(history, None, generation=False)
+        closing = text[text.rfind(_ANSWER) + len(_ANSWER) :] if _ANSWER in text else ""
+        texts = sorted(self.template.added, key=len, reverse=True)
+        end = next(
+            (t for t in texts if closing.startswith(t) and self.template.added[t][0] in self.template.control_ids), None
+        )
+        if end is None:
+            raise CannotContinue(
+                f"it closes an assistant's turn with {closing!r:.60}, which is no end token of the tokenizer"
+            )
+        self.end_text = end
+        self.end_id = self.template.added[end][0]
+        self.end_ids = self.template.end_ids | {self.end_id}
+        self._end_texts = [t for t, (i, _) in self.template.added.items() if i in self.end_ids]
+
+    def _prove(self) -> None:
+        """Compare the difference under a stand-in history with the one under longer histories, for several kinds of
+        turns."""
+        for new in _CONTINUATIONS:
+            ready = [self.template.prepare(message) for message in new]
+            for setting in (self.setting(), self.setting(_TOOLS)):
+                for last in _LAST_TURNS:
+                    if any(m["role"] == "tool" for m in new) and "tool_calls" not in last:
+                        continue
+                    self._prove_one(last, ready, setting)
+
+    def _prove_one(self, last: Message, ready: list[Message], setting: Setting) -> None:
+        stand_in = self._stand_in(last)
+        try:
+            expected = self._after(stand_in, ready, setting, None)
+        except ContractError:
+            return  # the template refuses this shape, and will say so to whoever sends it
+        for history in _histories():
+            try:
+                found = self._after([*history, stand_in[-1]], ready, setting, None)
+            except ContractError:
+                continue
+            if found != expected:
+                raise CannotContinue(
+                    f"what it writes after a turn depends on the history: {found!r:.80} or {expected!r:.80}"
+                )
+        end = next(text for text in self._end_texts if expected.startswith(text))
+        whole, rest = self.template.encode_text(expected), self.template.encode_text(expected[len(end) :])
+        if not np.array_equal(whole, np.concatenate((self.template.encode_text(end), rest))):
+            raise CannotContinue(f"its tokenizer encodes {expected!r:.80} differently after the end token")
+
+
+def _call(name: str, call_id: str) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": {"x": 1}}}
+
+
+_LAST_TURNS: tuple[Message, ...] = (
+    {"role": "assistant", "content": "a"},
+    {"role": "assistant", "content": "", "tool_calls": [_call("f", "call00001")]},
+    {"role": "assistant", "content": "", "tool_calls": [_call("f", "call00001"), _call("g", "call00002")]},
+)
+_RESULT: Message = {"role": "tool", "content": "r1", "tool_call_id": "call00001"}
+_CONTINUATIONS: tuple[list[Message], ...] = (
+    [],
+    [{"role": "user", "content": "u1"}],
+    [_RESULT],
+    [_RESULT, {"role": "tool", "content": "r2", "tool_call_id": "call00002"}],
+    [_RESULT, {"role": "user", "content": "u1"}],
+    [{"role": "user", "content": "u1"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "u2"}],
+)
+_TOOLS = (
+    {
+        "type": "function",
+        "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}},
+    },
+)
+
+
+def _histories() -> Iterator[list[Message]]:
+    system: Message = {"role": "system", "content": "s"}
+    user: Message = {"role": "user", "content": "u0"}
+    answer: Message = {"role": "assistant", "content": "a0"}
+    calls: Message = {"role": "assistant", "content": "", "tool_calls": [_call("f", "call00000")]}
+    result: Message = {"role": "tool", "content": "r0", "tool_call_id": "call00000"}
+    yield [system, user]
+    yield [user, answer, user]
+    yield [system, user, calls, result]
+    yield [system, user, calls, result, answer, user]

@@ -1,0 +1,135 @@
+"""What the endpoint answers, in OpenAI's form: as the client's own objects for the direct session, as plain data for
+HTTP."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from openai.types import CompletionUsage
+from openai.types.chat import ChatCompletion, ChatCompletionMessage, ChatCompletionMessageFunctionToolCall
+from openai.types.chat.chat_completion import Choice as OpenAIChoice
+from openai.types.chat.chat_completion import ChoiceLogprobs
+from openai.types.chat.chat_completion_message_function_tool_call import Function
+from pydantic import BaseModel
+
+from agentrl.endpoint.parse import Call, CallError, Parsed
+from agentrl.types import Message
+
+_M = TypeVar("_M", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One sampled answer. `finish` is OpenAI's finish_reason; `message` is what the client gets and may send back."""
+
+    message: Message
+    finish: str
+    logprobs: list[dict[str, Any]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A whole chat completion."""
+
+    id: str
+    created: int
+    model: str
+    choices: tuple[Choice, ...]
+    prompt_tokens: int
+    completion_tokens: int
+
+
+def message_of(parsed: Parsed, first_call: int) -> Message:
+    """The assistant's message. A call that could not be read stays in `content` and is listed in `tool_call_errors`."""
+    content = parsed.content
+    message: Message = {"role": "assistant", "content": None if parsed.calls and not content.strip() else content}
+    if parsed.reasoning is not None:
+        message["reasoning_content"] = parsed.reasoning
+    if parsed.calls:
+        message["tool_calls"] = [_call(call, first_call + i) for i, call in enumerate(parsed.calls)]
+    if parsed.errors:
+        message["tool_call_errors"] = [_error(error) for error in parsed.errors]
+    return message
+
+
+def _call(call: Call, number: int) -> dict[str, Any]:
+    arguments = json.dumps(call.arguments, ensure_ascii=False)
+    # Nine letters and digits: the strictest of the templates that check ids accepts no more and no less.
+    return {"id": f"call{number:05d}", "type": "function", "function": {"name": call.name, "arguments": arguments}}
+
+
+def _error(error: CallError) -> dict[str, str]:
+    return {"text": error.text, "error": error.reason}
+
+
+def to_json(reply: Reply) -> dict[str, Any]:
+    """The body of an HTTP answer."""
+    return {
+        "id": reply.id,
+        "object": "chat.completion",
+        "created": reply.created,
+        "model": reply.model,
+        "choices": [
+            {
+                "index": i,
+                "message": choice.message,
+                "finish_reason": choice.finish,
+                "logprobs": None if choice.logprobs is None else {"content": choice.logprobs, "refusal": None},
+            }
+            for i, choice in enumerate(reply.choices)
+        ],
+        "usage": usage(reply),
+    }
+
+
+def usage(reply: Reply) -> dict[str, int]:
+    """Token counts."""
+    return {
+        "prompt_tokens": reply.prompt_tokens,
+        "completion_tokens": reply.completion_tokens,
+        "total_tokens": reply.prompt_tokens + reply.completion_tokens,
+    }
+
+
+def to_openai(reply: Reply) -> ChatCompletion:
+    """The client's own result type, built without validating what is known to be valid."""
+    return _build(
+        ChatCompletion,
+        id=reply.id,
+        object="chat.completion",
+        created=reply.created,
+        model=reply.model,
+        choices=[_choice(i, choice) for i, choice in enumerate(reply.choices)],
+        usage=_build(CompletionUsage, **usage(reply)),
+    )
+
+
+def _choice(index: int, choice: Choice) -> OpenAIChoice:
+    message = dict(choice.message)
+    if "tool_calls" in message:
+        message["tool_calls"] = [
+            _build(
+                ChatCompletionMessageFunctionToolCall,
+                id=call["id"],
+                type="function",
+                function=_build(Function, **call["function"]),
+            )
+            for call in message["tool_calls"]
+        ]
+    logprobs = None
+    if choice.logprobs is not None:
+        logprobs = ChoiceLogprobs.model_validate({"content": choice.logprobs, "refusal": None})
+    return _build(
+        OpenAIChoice,
+        index=index,
+        finish_reason=choice.finish,
+        message=_build(ChatCompletionMessage, **message),
+        logprobs=logprobs,
+    )
+
+
+def _build(kind: type[_M], **values: Any) -> _M:
+    # pydantic's own constructor: the client's override walks all nested values once more.
+    return BaseModel.model_construct.__func__(kind, None, **values)  # type: ignore[attr-defined, no-any-return]

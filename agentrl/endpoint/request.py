@@ -1,0 +1,214 @@
+"""The OpenAI chat-completions dialect, read once at the edge: a request body becomes a `ChatRequest` or is refused by
+name."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentrl.engine.types import Sampling
+from agentrl.errors import ContractError
+from agentrl.types import Message
+
+_IGNORED = frozenset(
+    {
+        "model",
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+    }
+)
+_FLOATS = {
+    "top_p": (1.0, 0.0, 1.0),
+    "min_p": (0.0, 0.0, 1.0),
+    "frequency_penalty": (0.0, -2.0, 2.0),
+    "presence_penalty": (0.0, -2.0, 2.0),
+    "repetition_penalty": (1.0, 0.0, 2.0),
+}
+MAX_CHOICES = 128
+
+
+class Refused(ContractError):
+    """A request that cannot be served as it is; `param` names the field."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """A chat completion that is asked for. `sampling` lacks budget, stop ids and seed, which the session adds."""
+
+    messages: list[Message]
+    sampling: Sampling
+    tools: list[Mapping[str, Any]] = field(default_factory=list)
+    template: Mapping[str, Any] = field(default_factory=dict)
+    agent: str = ""
+    max_tokens: int | None = None
+    temperature: float | None = None
+    n: int = 1
+    seed: int | None = None
+    read_calls: bool = True
+    parallel: bool = True
+    logprobs: bool = False
+    stream: bool = False
+    usage: bool = False
+
+
+def read_request(body: Mapping[str, Any]) -> ChatRequest:
+    """Check a body; `Refused` names the field that cannot be served."""
+    given = {key: value for key, value in body.items() if value is not None and key not in _IGNORED}
+    take = given.pop
+    messages = take("messages", None)
+    if not isinstance(messages, (list, tuple)) or not messages:
+        raise Refused("messages must be a non-empty list of chat messages", "messages")
+    tools = take("tools", [])
+    if not isinstance(tools, (list, tuple)) or not all(_is_tool(tool) for tool in tools):
+        raise Refused("tools must be a list of {'type': 'function', 'function': {'name': …, …}}", "tools")
+    template = take("chat_template_kwargs", {})
+    if not isinstance(template, Mapping):
+        raise Refused("chat_template_kwargs must be an object", "chat_template_kwargs")
+    choice = take("tool_choice", "auto")
+    if choice not in ("auto", "none"):
+        raise Refused("tool_choice can be 'auto' or 'none': this endpoint does not force a call", "tool_choice")
+    stream = _flag(given, "stream")
+    options = take("stream_options", {})
+    if not isinstance(options, Mapping):
+        raise Refused("stream_options must be an object", "stream_options")
+    longest = [n for n in (_whole(given, "max_completion_tokens", 1), _whole(given, "max_tokens", 1)) if n is not None]
+    temperature = take("temperature", None)
+    if temperature is not None:
+        temperature = _number("temperature", temperature, 0.0, 100.0)
+    request = ChatRequest(
+        messages=[m if type(m) is dict else _as_dict(m) for m in messages],
+        sampling=_sampling(given),
+        tools=list(tools),
+        template=template,
+        agent=_agent(take("agent", "")),
+        max_tokens=min(longest, default=None),
+        temperature=temperature,
+        n=_whole(given, "n", 1, MAX_CHOICES) or 1,
+        seed=_whole(given, "seed", -(1 << 63)),
+        read_calls=bool(tools) and choice == "auto",
+        parallel=_flag(given, "parallel_tool_calls", True),
+        logprobs=_flag(given, "logprobs"),
+        stream=stream,
+        usage=bool(options.get("include_usage")),
+    )
+    if _whole(given, "top_logprobs", 0):
+        raise Refused(
+            "top_logprobs is not served: only the sampled tokens have log-probs (logprobs=true)", "top_logprobs"
+        )
+    if given:
+        name = sorted(given)[0]
+        raise Refused(f"parameter {name!r} is not known here; remove it", name)
+    return request
+
+
+def untrainable(request: ChatRequest, temperature: float) -> str | None:
+    """The name of a setting that makes the sampled distribution differ from the reported log-probs; None where there
+    is none."""
+    plain = Sampling(max_tokens=1)
+    for name in ("top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"):
+        if _setting(request.sampling, name) != _setting(plain, name):
+            return name
+    if request.sampling.json_schema is not None:
+        return "response_format"
+    return "temperature" if temperature == 0 else None
+
+
+def _setting(sampling: Sampling, name: str) -> float:
+    values = {
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "frequency_penalty": sampling.frequency_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "repetition_penalty": sampling.repetition_penalty,
+    }
+    return values[name]
+
+
+def _sampling(given: dict[str, Any]) -> Sampling:
+    numbers = {
+        name: _number(name, given.pop(name), low, high) if name in given else default
+        for name, (default, low, high) in _FLOATS.items()
+    }
+    top_k = _whole(given, "top_k", -1)
+    if given.pop("logit_bias", None):
+        raise Refused("logit_bias is not served: it changes the distribution but not the log-probs", "logit_bias")
+    stop = given.pop("stop", ())
+    stops = (stop,) if isinstance(stop, str) else stop
+    if not isinstance(stops, (list, tuple)) or not all(isinstance(s, str) and s for s in stops) or len(stops) > 16:
+        raise Refused("stop must be a non-empty string or a list of at most 16 of them", "stop")
+    return Sampling(
+        max_tokens=1,
+        top_p=numbers["top_p"],
+        min_p=numbers["min_p"],
+        frequency_penalty=numbers["frequency_penalty"],
+        presence_penalty=numbers["presence_penalty"],
+        repetition_penalty=numbers["repetition_penalty"],
+        stop=tuple(stops),
+        top_k=-1 if top_k in (None, 0, -1) else top_k,
+        json_schema=_schema(given.pop("response_format", None)),
+    )
+
+
+def _schema(form: Any) -> str | None:
+    if form is None or (isinstance(form, Mapping) and form.get("type") == "text"):
+        return None
+    if isinstance(form, Mapping) and form.get("type") == "json_object":
+        return '{"type": "object"}'
+    if isinstance(form, Mapping) and form.get("type") == "json_schema" and isinstance(form.get("json_schema"), Mapping):
+        schema = form["json_schema"].get("schema")
+        if isinstance(schema, Mapping):
+            return json.dumps(schema)
+    raise Refused("response_format must be of type text, json_object or json_schema with a schema", "response_format")
+
+
+def _is_tool(tool: Any) -> bool:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    return isinstance(function, Mapping) and isinstance(function.get("name"), str) and tool.get("type") == "function"
+
+
+def _as_dict(message: Any) -> Any:
+    # The client's own message objects may be put back into the history as they are.
+    dump = message.model_dump(exclude_none=True) if hasattr(message, "model_dump") else message
+    return dict(dump) if isinstance(dump, Mapping) else dump
+
+
+def _agent(name: Any) -> str:
+    if not isinstance(name, str):
+        raise Refused("agent must be a string: the name of the agent that asks", "agent")
+    return name
+
+
+def _flag(given: dict[str, Any], name: str, default: bool = False) -> bool:
+    value = given.pop(name, default)
+    if not isinstance(value, bool):
+        raise Refused(f"{name} must be true or false, got {value!r}", name)
+    return value
+
+
+def _whole(given: dict[str, Any], name: str, low: int, high: int = 1 << 63) -> int | None:
+    value = given.pop(name, None)
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise Refused(f"{name} must be a whole number of at least {low}, got {value!r}", name)
+    return value
+
+
+def _number(name: str, value: Any, low: float, high: float) -> float:
+    number = float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
+    if not low <= number <= high:
+        raise Refused(f"{name} must be a number between {low:g} and {high:g}, got {value!r}", name)
+    return number
