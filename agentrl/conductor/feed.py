@@ -89,6 +89,17 @@ class _TakeRequest(BaseModel):
     step: int
     version: str
 
+    @property
+    def parsed_version(self) -> Version:
+        try:
+            return Version.parse(self.version)
+        except ValueError as error:
+            raise _BadRequest(str(error)) from error
+
+
+class _BadRequest(Exception):
+    """The trainer sent what cannot be read."""
+
 
 class TrainerEvents(Protocol):
     """What the run does with the trainer's reports; each returns quickly, the trainer waits for the answer."""
@@ -128,6 +139,7 @@ class FeedServer:
         self._over: str | None = None
         self._taking = asyncio.Lock()
         self._runner: web.AppRunner | None = None
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
         """Listen; returns the base URL."""
@@ -157,6 +169,15 @@ class FeedServer:
         async with self._taking:  # a held take of the old group ends first; the source un-takes it on resume
             self._step, self._batch, self._bytes = -1, None, {}
 
+    def fail(self, error: BaseException) -> None:
+        """The conductor's side is broken: `broken` raises `error`."""
+        if not self._failure.done():
+            self._failure.set_exception(error)
+
+    async def broken(self) -> None:
+        """Waits for a failure of the conductor's side while it answered, and raises it."""
+        await asyncio.shield(self._failure)
+
     def finish(self, reason: str) -> None:
         """From now on every `/take` is answered with "the run is over"."""
         self._over = self._over or reason
@@ -170,12 +191,17 @@ class FeedServer:
             return _json(401, {"error": "wrong or missing token: send 'Authorization: Bearer $AGENTRL_TOKEN'"})
         try:
             return await handler(request)
-        except (ValidationError, ValueError) as error:
+        except _BadRequest as error:
             return _json(400, {"error": str(error)})
+        except Exception as error:
+            # The conductor's own fault (a full disk, a pool that broke): the run ends with it, not with the trainer's
+            # complaint about the answer.
+            self.fail(error)
+            return _json(500, {"error": f"the conductor failed: {type(error).__name__}: {error}"})
 
     async def _take(self, request: web.Request) -> web.StreamResponse:
-        wanted = _TakeRequest.model_validate_json(await request.read())
-        version = Version.parse(wanted.version)
+        wanted = _parsed(_TakeRequest, await request.read())
+        version = wanted.parsed_version
         async with self._taking:
             if version.incarnation != self._incarnation:
                 return _json(409, {"error": f"incarnation {version.incarnation} is over, now {self._incarnation} runs"})
@@ -248,10 +274,17 @@ def _report(
     model: type[Body], handle: Callable[[Body], Awaitable[None]]
 ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     async def handler(request: web.Request) -> web.StreamResponse:
-        await handle(model.model_validate_json(await request.read()))
+        await handle(_parsed(model, await request.read()))
         return _json(200, {})
 
     return handler
+
+
+def _parsed(model: type[Body], raw: bytes) -> Body:
+    try:
+        return model.model_validate_json(raw)
+    except ValidationError as error:
+        raise _BadRequest(str(error)) from error
 
 
 def _json(status: int, body: Mapping[str, Any]) -> web.Response:

@@ -40,12 +40,15 @@ class Publisher(Generic[Report]):
         on_published: Callable[[Published[Report]], Awaitable[None]],
         note: Callable[[str], None],
         *,
+        owned: Path,
         retry_after: float = 1.0,
     ) -> None:
         self._publish = publish
         self._on_published = on_published
         self._note = note
+        self._owned = owned
         self._retry_after = retry_after
+        self._busy = asyncio.Lock()
         self._pending: WeightsReady | None = None
         self._skipped = 0
         self._wake = asyncio.Event()
@@ -58,10 +61,19 @@ class Publisher(Generic[Report]):
         """New weights are on disk."""
         if self._pending is not None:
             self._skipped += 1
-            shutil.rmtree(self._pending.path, ignore_errors=True)
+            self._remove(Path(self._pending.path))
         self._pending = ready
         self._idle.clear()
         self._wake.set()
+
+    async def force(self, path: Path, version: Version) -> None:
+        """Go back to the weights in `path`, whatever waits: those weights are abandoned. Tells nobody."""
+        async with self._busy:
+            if self._pending is not None:
+                self._remove(Path(self._pending.path))
+                self._pending, self._skipped = None, 0
+            await self._put(path, version)
+            self._replace(path)
 
     async def drained(self, deadline: float) -> bool:
         """Wait up to `deadline` seconds until everything offered is out; whether it is."""
@@ -76,35 +88,49 @@ class Publisher(Generic[Report]):
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while (ready := self._pending) is not None:
-                skipped, self._pending, self._skipped = self._skipped, None, 0
-                await self._one(ready, skipped)
+            while self._pending is not None:
+                async with self._busy:
+                    if (ready := self._pending) is not None:
+                        skipped, self._pending, self._skipped = self._skipped, None, 0
+                        await self._one(ready, skipped)
             self._idle.set()
 
     async def _one(self, ready: WeightsReady, skipped: int) -> None:
         path, version = Path(ready.path), Version.parse(ready.version)
+        begin = time.monotonic()
+        report = await self._put(path, version)
+        if report is None:
+            self._skipped += skipped + 1
+            self._remove(path)
+            return
+        await self._on_published(Published(version, path, ready.step, time.monotonic() - begin, skipped, report))
+        self._replace(path)
+
+    async def _put(self, path: Path, version: Version) -> Report | None:
+        """The engines' report; None where they refused and newer weights wait."""
         for attempt in range(1, ATTEMPTS + 1):
-            begin = time.monotonic()
             try:
-                report = await self._publish(path, version)
+                return await self._publish(path, version)
             except EngineError as error:
                 self._note(
                     f"publish of {version} failed ({attempt} of {ATTEMPTS}), engines keep their weights: {error}"
                 )
                 if self._pending is not None:
-                    self._skipped += skipped + 1
-                    shutil.rmtree(path, ignore_errors=True)
-                    return
+                    return None
                 if attempt == ATTEMPTS:
                     raise RunError(
                         f"the engines refused version {version} at {path} {ATTEMPTS} times, last: {error}; "
                         "see logs/engine-*.log"
                     ) from error
                 await asyncio.sleep(self._retry_after)
-                continue
-            done = Published(version, path, ready.step, time.monotonic() - begin, skipped, report)
-            break
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def _replace(self, path: Path) -> None:
         old, self.current = self.current, path
-        await self._on_published(done)
         if old is not None and old != path:
-            await asyncio.to_thread(shutil.rmtree, old, True)
+            self._remove(old)
+
+    def _remove(self, path: Path) -> None:
+        """Only what the trainer made for us: a checkpoint's folder is not ours to delete."""
+        if path.is_relative_to(self._owned):
+            shutil.rmtree(path, ignore_errors=True)

@@ -173,3 +173,19 @@ async def test_nothing_without_the_token_and_malformed_bodies_are_named(setup: S
     assert (await setup.take(1, "seven"))[0] == 400
     assert setup.source.asked == []
     assert setup.reports.got == []
+
+
+async def test_a_failure_of_the_conductor_ends_the_run_with_its_own_error(setup: Setup) -> None:
+    class Full(Reports):
+        async def metrics(self, report: StepMetrics) -> None:
+            raise OSError(28, "No space left on device")
+
+    broken = FeedServer(setup.source, Full(), hold=0.3)
+    url = await broken.start()
+    body = {"step": 1, "version": "1.1", "metrics": {}}
+    headers = {"Authorization": f"Bearer {broken.token}"}
+    async with setup.http.post(f"{url}/metrics", json=body, headers=headers) as answer:
+        assert answer.status == 500
+    with pytest.raises(OSError, match="No space left"):
+        await asyncio.wait_for(broken.broken(), 1)
+    await broken.stop()

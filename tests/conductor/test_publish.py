@@ -56,7 +56,7 @@ async def setup(tmp_path: Path) -> AsyncIterator[Setup]:
     async def on_published(published: Published[str]) -> None:
         done.append(published)
 
-    publisher: Publisher[str] = Publisher(engines.publish, on_published, notes.append, retry_after=0.01)
+    publisher: Publisher[str] = Publisher(engines.publish, on_published, notes.append, owned=tmp_path, retry_after=0.01)
     task = asyncio.create_task(publisher.run())
     yield Setup(publisher, engines, done, notes, tmp_path, task)
     task.cancel()
@@ -100,3 +100,23 @@ async def test_three_failures_end_the_run_with_the_reason(setup: Setup) -> None:
     setup.offer(1)
     with pytest.raises(RunError, match=r"refused version 1\.1 at .* 3 times, last: out of memory; see logs/engine"):
         await asyncio.wait_for(setup.task, 5)
+
+
+async def test_going_back_drops_what_waits_and_deletes_nothing_that_is_not_ours(
+    setup: Setup, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    checkpoint = tmp_path_factory.mktemp("checkpoint")
+    setup.offer(1)
+    await asyncio.sleep(0.05)
+    setup.offer(2)
+    back = asyncio.create_task(setup.publisher.force(checkpoint, Version(2, 0)))
+    await asyncio.sleep(0.05)
+    setup.engines.go.set()
+    await back
+    assert setup.engines.loaded[-1] == "2.0"
+    assert [str(p.version) for p in setup.done] in (["1.1"], ["1.1", "1.2"])
+    assert setup.left() == set()
+    setup.offer(3)
+    assert await setup.publisher.drained(5)
+    assert checkpoint.is_dir()
+    assert setup.left() == {"3"}
