@@ -1,0 +1,412 @@
+"""The direct session: what is recorded, how trajectories split, limits and refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agentrl.endpoint.options import EndpointOptions
+from agentrl.errors import ContractError, DeadlineExceeded, LimitReached
+from agentrl.types import Context, Sampled, SplitReason, Trajectory, Version
+
+Ask = Any
+MakeSetup = Any
+USER = {"role": "user", "content": "q1"}
+
+
+def said(template: Any, trajectory: Trajectory) -> list[str]:
+    return [
+        template.decode(s.tokens) for s in trajectory.segments if isinstance(s.source, Sampled) and s.source.trained
+    ]
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+async def test_what_is_recorded_is_what_was_sent_and_received(setup: MakeSetup, ask: Ask, calculator: Any) -> None:
+    call = '<tool_call>\n{"name":"calc", "arguments": {"expression": "1 + 1"}}\n</tool_call><|im_end|>'
+    s = setup([call, "two<|im_end|>", "cut", "end<|endoftext|>", "bye<|im_end|>"])
+    session = s.open()
+    messages = [USER]
+    answer = await ask(session, messages, tools=[calculator])
+    assert answer["tool_calls"][0]["function"] == {"name": "calc", "arguments": '{"expression": "1 + 1"}'}
+    messages.append({"role": "tool", "tool_call_id": answer["tool_calls"][0]["id"], "content": "2"})
+    for _ in range(4):
+        await ask(session, messages, tools=[calculator])
+        messages.append(user("go on"))
+    (trajectory,) = await session.close()
+    sent = [request.tokens.tolist() for request in s.engine.requests]
+    ends = np.cumsum([len(segment) for segment in trajectory.segments]).tolist()
+    assert [ends[i] for i in range(0, 10, 2)] == [len(tokens) for tokens in sent]
+    assert all(trajectory.tokens[: len(tokens)].tolist() == tokens for tokens in sent)
+    assert said(s.template, trajectory) == [call, "two<|im_end|>", "cut", "end<|endoftext|>", "bye<|im_end|>"]
+    contexts = [s.template.decode(x.tokens) for x in trajectory.segments if isinstance(x.source, Context)]
+    assert contexts[2] == "\n<|im_start|>user\ngo on<|im_end|>\n<|im_start|>assistant\n"
+    assert contexts[3] == contexts[4] == "<|im_end|>" + contexts[2], "a turn that was cut is closed by context"
+    assert session.metrics["malformed_tool_calls"] == 0
+    assert session.metrics["tool_calls"] == 1
+
+
+async def test_spans_become_segments_with_their_versions(setup: MakeSetup, ask: Ask) -> None:
+    s = setup(["abcdef<|im_end|>"], token_delay=0.01)
+    session = s.open(temperature=0.7)
+    call = asyncio.ensure_future(ask(session, [USER]))
+    await asyncio.sleep(0.035)
+    s.engine.version = Version(1, 1)
+    await call
+    (trajectory,) = await session.close()
+    sources = [x.source for x in trajectory.segments[1:]]
+    assert sources == [Sampled(Version(1, 0), 0.7), Sampled(Version(1, 1), 0.7)]
+    assert s.engine.requests[0].sampling.temperature == 0.7
+
+
+async def test_marks(setup: MakeSetup, ask: Ask) -> None:
+    session = setup().open()
+    messages = [USER]
+    assert session.marks() == ()
+    await ask(session, messages)
+    first = session.marks()
+    assert session.marks() == ()
+    messages.append(user("q2"))
+    await ask(session, messages)
+    await ask(session, [user("other")])
+    assert [m[0] for m in session.marks()] == [0, 1]
+    trajectories = await session.close()
+    assert first == ((0, sum(len(s) for s in trajectories[0].segments[:2])),)
+    assert trajectories == await session.close()
+
+
+async def test_reasons_of_splits(setup: MakeSetup, ask: Ask, calculator: Any) -> None:
+    s = setup(["a1<|im_end|>", "a2<|im_end|>", "a3<|im_end|>", "a4<|im_end|>", "a5<|im_end|>", "a6<|im_end|>"])
+    session = s.open()
+    base = [{"role": "system", "content": "S"}, USER]
+    messages = list(base)
+    await ask(session, messages)
+    messages.append(user("q2"))
+    await ask(session, messages)
+    compacted = [base[0], user("so far: a1"), user("q3")]
+    await ask(session, compacted)
+    edited = [base[0], user("Q1"), *messages[2:], user("q3")]
+    await ask(session, edited)
+    await ask(session, [*messages, user("q3")], tools=[calculator])
+    await ask(session, [{"role": "system", "content": "critic"}, user("what of it?")])
+    reasons = [t.reason for t in await session.close()]
+    start, edit, other = SplitReason.START, SplitReason.EDITED, SplitReason.OTHER
+    assert reasons == [start, edit, edit, edit, other]
+    assert session.metrics["splits_edited"] == 3
+
+
+async def test_a_dropped_turn_is_not_trained_and_nothing_is_trained_twice(setup: MakeSetup, ask: Ask) -> None:
+    s = setup([f"a{i}<|im_end|>" for i in range(1, 9)])
+    session = s.open()
+    messages = [USER]
+    await ask(session, messages)
+    messages.append(user("q2"))
+    await ask(session, list(messages))  # a2: dropped, asked again from the same point
+    await ask(session, messages)  # a3
+    messages.append(user("q3"))
+    await ask(session, messages)  # a4
+    first, second = await session.close()
+    assert (first.reason, second.reason) == (SplitReason.START, SplitReason.BRANCH)
+    assert said(s.template, first) == ["a1<|im_end|>"]
+    assert said(s.template, second) == ["a3<|im_end|>", "a4<|im_end|>"]
+    assert [first.abandoned, second.abandoned] == [False, False]
+    sent = s.engine.requests[3].tokens.tolist()
+    assert sent == second.tokens.tolist()[: len(sent)]
+
+
+async def test_a_branch_from_the_start_is_abandoned(setup: MakeSetup, ask: Ask) -> None:
+    s = setup(["a1<|im_end|>", "a2<|im_end|>", "a3<|im_end|>"])
+    session = s.open()
+    first = [USER]
+    await ask(session, first)
+    await ask(session, [USER])
+    one, two = await session.close()
+    assert (one.abandoned, two.abandoned, two.reason) == (True, False, SplitReason.BRANCH)
+    await_again = s.open()
+    first = [USER]
+    await ask(await_again, first)  # a3
+    await ask(await_again, [USER])  # a1
+    await ask(await_again, [*first, user("on")])  # back to the first branch
+    one, two = await await_again.close()
+    assert (one.abandoned, two.abandoned) == (False, True)
+
+
+async def test_choices_are_branches_and_the_one_that_goes_on_is_kept(setup: MakeSetup) -> None:
+    s = setup(["a1<|im_end|>", "a2<|im_end|>", "a3<|im_end|>"])
+    session = s.open()
+    create = session.chat.completions.create
+    reply = await create(model="m", messages=[USER], n=3)
+    assert [c.message.content for c in reply.choices] == ["a1", "a2", "a3"]
+    seeds = {request.sampling.seed for request in s.engine.requests}
+    assert len(seeds) == 3
+    chosen = reply.choices[1].message
+    await create(model="m", messages=[USER, chosen, user("q2")])
+    trajectories = await session.close()
+    assert [t.abandoned for t in trajectories] == [True, False, True]
+    assert len(said(s.template, trajectories[1])) == 2
+
+
+async def test_parallel_calls_of_one_agent_and_agents_by_name(setup: MakeSetup, ask: Ask) -> None:
+    s = setup(["a<|im_end|>"], delay=0.01)
+    session = s.open()
+    await asyncio.gather(ask(session, [USER]), ask(session, [USER]))
+    await ask(session, [user("judge")], extra_body={"agent": "judge"})
+    trajectories = await session.close()
+    assert [(t.reason, t.agent) for t in trajectories] == [
+        (SplitReason.START, ""),
+        (SplitReason.BRANCH, ""),
+        (SplitReason.START, "judge"),
+    ]
+
+
+async def test_clients_may_rewrite_a_message_without_changing_it(setup: MakeSetup) -> None:
+    call = (
+        '<think>\nhm\n</think>\n\n<tool_call>\n{"name": "f", "arguments": {"a": 1, "b": "é"}}\n</tool_call><|im_end|>'
+    )
+    tool = {"type": "function", "function": {"name": "f"}}
+    s = setup([call, "ok<|im_end|>"])
+    session = s.open()
+    create = session.chat.completions.create
+    reply = await create(model="m", messages=[USER], tools=[tool])
+    message = reply.choices[0].message
+    assert message.reasoning_content == "hm"
+    rewritten = {
+        "role": "assistant",
+        "content": "",
+        "refusal": None,
+        "tool_calls": [
+            {
+                "function": {"arguments": '{"b":"\\u00e9","a":1}', "name": "f"},
+                "type": "function",
+                "id": message.tool_calls[0].id,
+            }
+        ],
+    }
+    result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": [{"type": "text", "text": "7"}]}
+    await create(model="m", messages=[USER, rewritten, result], tools=[tool])
+    assert len(await session.close()) == 1
+
+
+async def test_history_edited_in_place_is_noticed(setup: MakeSetup, ask: Ask) -> None:
+    session = setup(["a1<|im_end|>", "a2<|im_end|>"]).open()
+    messages = [user("long tool output")]
+    await ask(session, messages)
+    messages[0]["content"] = "[cut]"
+    messages.append(user("q2"))
+    await ask(session, messages)
+    assert [t.reason for t in await session.close()] == [SplitReason.START, SplitReason.EDITED]
+
+
+THINKS = (
+    "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}"
+    "{% endif %}{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and '</think>' in m.content and loop.index0 < ns.last %}"
+    "{{ m.content.split('</think>')[-1].lstrip('\n') }}{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+async def test_history_template_splits_where_the_template_rewrites(setup: MakeSetup, ask: Ask, chatml: Any) -> None:
+    texts = ["<think>\nhm\n</think>\n\na1<|im_end|>", "a2<|im_end|>", "a3<|im_end|>"]
+    found = {}
+    for history in ("append", "template"):
+        s = setup(texts, chatml(THINKS), EndpointOptions(history=history))
+        session = s.open()
+        messages = [USER]
+        for _ in range(3):
+            await ask(session, messages)
+            messages.append(user("next"))
+        found[history] = await session.close()
+    assert [t.reason for t in found["append"]] == [SplitReason.START]
+    assert [t.reason for t in found["template"]] == [SplitReason.START, SplitReason.TEMPLATE]
+    second = found["template"][1]
+    assert "hm" not in s.template.decode(second.tokens)
+    assert said(s.template, second) == texts[1:]
+    assert s.template.decode(second.segments[0].tokens).endswith(
+        "a1<|im_end|>\n<|im_start|>user\nnext<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+async def test_an_unproven_template_runs_one_trajectory_a_turn(setup: MakeSetup, ask: Ask, chatml: Any) -> None:
+    source = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}<|assistant|>"
+    session = setup(["a<|im_end|>"], chatml(source), EndpointOptions(unproven_template="turn")).open()
+    messages = [USER]
+    for _ in range(3):
+        await ask(session, messages)
+        messages.append(user("more"))
+    trajectories = await session.close()
+    assert [t.reason for t in trajectories] == [SplitReason.START, SplitReason.TEMPLATE, SplitReason.TEMPLATE]
+    assert not any(t.abandoned for t in trajectories)
+
+
+async def test_a_malformed_call_is_seen_and_stays_trained(setup: MakeSetup, ask: Ask, calculator: Any) -> None:
+    bad = "<tool_call>\n{'name': 'calc'}\n</tool_call><|im_end|>"
+    s = setup([bad])
+    session = s.open()
+    answer = await ask(session, [USER], tools=[calculator])
+    assert "tool_calls" not in answer
+    assert answer["content"] == bad.removesuffix("<|im_end|>")
+    assert answer["tool_call_errors"][0]["error"].startswith("not valid JSON")
+    assert session.metrics["malformed_tool_calls"] == 1
+    assert said(s.template, (await session.close())[0]) == [bad]
+
+
+async def test_without_tools_or_with_choice_none_calls_are_text(setup: MakeSetup, ask: Ask, calculator: Any) -> None:
+    call = '<tool_call>\n{"name": "calc", "arguments": {}}\n</tool_call>'
+    session = setup([call + "<|im_end|>"]).open()
+    for settings in ({}, {"tools": [calculator], "tool_choice": "none"}):
+        assert (await ask(session, [USER], **settings))["content"] == call
+
+
+async def test_budgets(setup: MakeSetup, ask: Ask) -> None:
+    s = setup(["abcdef"])
+    session = s.open(max_tokens=8)
+    messages = [USER]
+    reply = await session.chat.completions.create(model="m", messages=messages, max_tokens=5)
+    assert reply.choices[0].finish_reason == "length"
+    assert reply.usage is not None
+    assert reply.usage.completion_tokens == 5
+    messages += [reply.choices[0].message, user("more")]
+    await ask(session, messages)
+    assert [r.sampling.max_tokens for r in s.engine.requests] == [5, 3]
+    with pytest.raises(LimitReached, match="8 sampled tokens are used up"):
+        await ask(session, [*messages, user("more")])
+    assert isinstance(session.failure, LimitReached)
+    small = setup(["abcdef"], None, EndpointOptions(context_length=30)).open()
+    with pytest.raises(LimitReached, match="the model's context 30"):
+        await ask(small, [user("x" * 40)])
+
+
+async def test_deadlines(setup: MakeSetup, ask: Ask) -> None:
+    now = asyncio.get_running_loop().time()
+    s = setup(delay=5.0)
+    with pytest.raises(LimitReached, match="time is up"):
+        await ask(s.open(deadline=now + 0.05), [USER])
+    with pytest.raises(LimitReached, match="time is up"):
+        await ask(s.open(deadline=now), [USER])
+    with pytest.raises(DeadlineExceeded):
+        await ask(s.open(), [USER], timeout=0.05)
+    assert s.engine.running == 0
+
+
+async def test_a_closed_session_refuses(setup: MakeSetup, ask: Ask) -> None:
+    session = setup().open()
+    await session.close()
+    with pytest.raises(ContractError, match="is closed"):
+        await ask(session, [USER])
+
+
+SETTINGS = [
+    ("top_p", 0.9),
+    ("top_k", 5),
+    ("min_p", 0.1),
+    ("frequency_penalty", 0.5),
+    ("presence_penalty", 0.5),
+    ("repetition_penalty", 1.1),
+    ("logit_bias", {"5": 1.0}),
+    ("response_format", {"type": "json_object"}),
+    ("temperature", 0),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), SETTINGS)
+async def test_settings_that_break_log_probs_are_refused_by_name(
+    setup: MakeSetup, ask: Ask, name: str, value: Any
+) -> None:
+    s = setup()
+    with pytest.raises(ContractError, match=name):
+        await ask(s.open(), [USER], **{name: value})
+    assert not s.engine.requests
+    if name == "logit_bias":
+        return
+    await ask(s.open(training=False), [USER], **{name: value})
+    session = setup(["a<|im_end|>"], None, EndpointOptions(untrained_sampling="mark")).open()
+    await ask(session, [USER], **{name: value})
+    (trajectory,) = await session.close()
+    assert not trajectory.loss_mask.any()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"nonsense": 1},
+        {"n": 0},
+        {"n": True},
+        {"temperature": float("nan")},
+        {"temperature": -1},
+        {"max_tokens": 0},
+        {"stop": [""]},
+        {"stop": 5},
+        {"tools": [{"name": "f"}]},
+        {"tool_choice": "required"},
+        {"response_format": {"type": "xml"}},
+        {"top_logprobs": 3},
+        {"seed": "x"},
+    ],
+)
+async def test_a_setting_that_cannot_be_served_is_refused_by_name(setup: MakeSetup, ask: Ask, settings: Any) -> None:
+    with pytest.raises(ContractError, match=next(iter(settings))):
+        await ask(setup().open(), [USER], **settings)
+
+
+async def test_neutral_settings_are_fine_and_seeds_are_repeatable(setup: MakeSetup, ask: Ask) -> None:
+    s = setup()
+    neutral = {"top_p": 1, "top_k": -1, "frequency_penalty": 0, "user": "x", "store": False, "stream": False}
+    for seed in (1, 1, 2):
+        session = s.open(seed=seed)
+        await ask(session, [USER], **neutral)
+        await ask(session, [USER])
+    seeds = [request.sampling.seed for request in s.engine.requests]
+    assert seeds[:2] == seeds[2:4]
+    assert len(set(seeds)) == 4
+    await ask(s.open(seed=None), [USER])
+    assert s.engine.requests[-1].sampling.seed is None
+
+
+async def test_stop_strings_end_the_text_but_stay_recorded(setup: MakeSetup, ask: Ask) -> None:
+    s = setup(["one STOP two", "b<|im_end|>"])
+    session = s.open()
+    messages = [USER]
+    assert (await ask(session, messages, stop="STOP"))["content"] == "one "
+    messages.append(user("on"))
+    await ask(session, messages)
+    (trajectory,) = await session.close()
+    assert said(s.template, trajectory)[0] == "one STOP"
+
+
+async def test_logprobs(setup: MakeSetup) -> None:
+    reply = await setup(["ab<|im_end|>"]).open().chat.completions.create(model="m", messages=[USER], logprobs=True)
+    content = reply.choices[0].logprobs.content
+    assert [(x.token, x.logprob) for x in content] == [("a", -0.5), ("b", -0.5), ("<|im_end|>", -0.5)]
+
+
+def test_no_torch_in_a_scripted_episode() -> None:
+    code = """
+import asyncio, sys, tempfile
+from agentrl.endpoint.app import Endpoint
+from agentrl.endpoint.template import ChatTemplate
+from agentrl.testing.scripted import ScriptedEngine
+from agentrl.testing.tiny import make_tiny_model
+
+async def main():
+    template = ChatTemplate.load(make_tiny_model(tempfile.mkdtemp()))
+    endpoint = Endpoint(ScriptedEngine(lambda prompt: [65, 258]), template)
+    await endpoint.start()
+    session = endpoint.open("s", seed=1)
+    for client in (session, session.openai()):
+        await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "q"}])
+    assert len(await session.close()) == 2
+    await endpoint.stop()
+
+asyncio.run(main())
+print(sorted({"torch", "transformers", "deepspeed"} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]", done.stderr
