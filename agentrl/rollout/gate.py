@@ -84,11 +84,17 @@ class Gate:
         self._episodes[position] = self._samples
 
     def restore(self, pooled: Iterable[int], taken: Iterable[int]) -> None:
-        """Groups that a previous process left in the pool; they may be more than the limit, if that was lowered."""
-        for position in pooled:
-            self._move(position, None, Stage.POOLED)
-        for position in taken:
-            self._move(position, None, Stage.TAKEN)
+        """What the pool holds, after a start or a resume; groups that run go on.
+
+        They may be more than the limit, if that was lowered.
+        """
+        running = [position for position, stage in self._stages.items() if stage is Stage.RUNNING]
+        self._stages = {
+            **dict.fromkeys(pooled, Stage.POOLED),
+            **dict.fromkeys(taken, Stage.TAKEN),
+            **dict.fromkeys(running, Stage.RUNNING),
+        }
+        self._notify()
 
     def episode_done(self, position: int) -> None:
         """One of the group's episodes has ended, the group still runs."""
@@ -104,11 +110,6 @@ class Gate:
         """Pooled groups are handed to the trainer."""
         for position in positions:
             self._move(position, Stage.POOLED, Stage.TAKEN)
-
-    def untaken(self, positions: Iterable[int]) -> None:
-        """Taken groups are back in the pool: the trainer that took them is gone."""
-        for position in positions:
-            self._move(position, Stage.TAKEN, Stage.POOLED)
 
     def leave(self, position: int) -> None:
         """A live group is trained and published, filtered, dropped or failed."""

@@ -48,8 +48,11 @@ class RolloutOptions(BaseModel):
     """Groups filtered in a row before the run ends with an error."""
     max_failed: int = Field(default=16, ge=1)
     """Groups failed in a row before the run ends with an error."""
-    stall_seconds: float = Field(default=600.0, gt=0)
-    """Seconds without any finished group, while some run, before the run ends with an error."""
+    fail_seconds: float = Field(default=25.0, ge=0)
+    """Where infrastructure is at fault: only when every group failed for this long does `max_failed` end the run."""
+    stall_seconds: float | None = Field(default=None, gt=0)
+    """Seconds without any finished group, while some run, before the run ends with an error; None: as long as an
+    episode with all its retries may take, and a minute."""
     epochs: int | None = Field(default=None, ge=1)
     """Passes over the data; None: until the trainer's last step."""
     shuffle: bool = True
@@ -64,6 +67,16 @@ class RolloutOptions(BaseModel):
     def started(self) -> int:
         """How many episodes a group starts."""
         return self.samples + self.extra_samples
+
+    @property
+    def stall(self) -> float:
+        """Seconds without any finished group that are a stall."""
+        return self.stall_seconds if self.stall_seconds is not None else self.longest + 2 * self.close_seconds + 60.0
+
+    @property
+    def longest(self) -> float:
+        """Seconds that an episode with all its retries may take; beyond, its code ignores cancellation."""
+        return (self.retries + 1) * (self.time_limit + 2 * self.close_seconds + 10.0)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -82,4 +95,10 @@ class RolloutOptions(BaseModel):
             raise ValueError(
                 f"straggler_seconds {self.straggler_seconds} has no effect beyond time_limit {self.time_limit}"
             )
+        if self.samples == 1 and self.filter_equal:
+            raise ValueError(
+                "with samples = 1 all rewards of a group are equal: set filter_equal = false (and a critic)"
+            )
+        if self.stall_seconds is not None and self.stall_seconds <= self.time_limit:
+            raise ValueError(f"stall_seconds {self.stall_seconds} must be more than time_limit {self.time_limit}")
         return self

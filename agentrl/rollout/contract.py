@@ -1,0 +1,95 @@
+"""Checks of what an environment and an agent return, at the moment they return it."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from agentrl.errors import ContractError
+from agentrl.types import Info, Message, Step
+
+_RESET = "reset must return (messages, info): a list of chat messages and a dict"
+_STEP = "step must return the five values (observation, reward, terminated, truncated, info)"
+
+
+def checked_reset(result: Any) -> tuple[list[Message], Info]:
+    """What `Env.reset` returned; ContractError where it is something else."""
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise ContractError(f"{_RESET}, got {_shape(result)}; and {_STEP}")
+    messages, info = result
+    return _messages(messages, "reset"), _info(info, "reset")
+
+
+def checked_step(result: Any) -> Step:
+    """What `Env.step` returned; ContractError where it is something else."""
+    if not isinstance(result, tuple) or len(result) != 5:
+        hint = ""
+        if isinstance(result, tuple) and len(result) == 4:
+            hint = (
+                ": the old four-value `done` is now two, terminated (the task ended) and truncated (it was cut short)"
+            )
+        raise ContractError(f"{_STEP}, got {_shape(result)}{hint}")
+    observation, reward, terminated, truncated, info = result
+    for name, flag in (("terminated", terminated), ("truncated", truncated)):
+        if not isinstance(flag, bool | np.bool_):
+            raise ContractError(f"step: {name} must be a bool, got {flag!r}")
+    return Step(
+        _messages(observation, "step"),
+        None if reward is None else checked_number(reward, "step: the reward"),
+        bool(terminated),
+        bool(truncated),
+        _info(info, "step"),
+    )
+
+
+def checked_number(value: Any, what: str) -> float:
+    """A finite float; ContractError otherwise."""
+    if not isinstance(value, Real) or not math.isfinite(value):
+        raise ContractError(f"{what} must be a finite number, or None for 'no verdict', got {value!r}")
+    return float(value)
+
+
+def checked_parts(info: Info) -> dict[str, float]:
+    """`info["reward_parts"]`: what the reward is made of, by name; empty where there is none."""
+    parts = info.get("reward_parts")
+    if parts is None:
+        return {}
+    if not isinstance(parts, Mapping):
+        raise ContractError(f"info['reward_parts'] must be a dict of names and numbers, got {parts!r}")
+    return {str(name): checked_number(value, f"reward part {name!r}") for name, value in parts.items()}
+
+
+def checked_action(action: Any) -> Message:
+    """What `Agent.act` returned; ContractError where it is no assistant message."""
+    if not isinstance(action, dict) or action.get("role") != "assistant":
+        raise ContractError(
+            f"act must return one assistant message (a dict with role 'assistant'), got {action!r:.200}"
+        )
+    return action
+
+
+def _messages(messages: Any, where: str) -> list[Message]:
+    if not isinstance(messages, list):
+        raise ContractError(f"{where}: the observation must be a list of chat messages, got {_shape(messages)}")
+    for message in messages:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise ContractError(f"{where}: a chat message is a dict with a 'role', got {message!r:.200}")
+    # A copy, because agents keep and edit what they are given and environments may reuse it.
+    return copy.deepcopy(messages)
+
+
+def _info(info: Any, where: str) -> Info:
+    if not isinstance(info, dict):
+        raise ContractError(f"{where}: info must be a dict, got {_shape(info)}")
+    return info
+
+
+def _shape(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"a tuple of {len(value)}"
+    return f"a {type(value).__name__}"

@@ -1,0 +1,416 @@
+"""The pool's memory on disk: what became of every position of the data order, and the groups themselves. Synchronous.
+
+    waiting ──> running ──> pooled ──> taken ──> trained          filtered and given_up are ends too, with a reason
+       ^___________|__________|__________|                        (a drop, a crash or a resume asks again)
+
+One SQLite file, one connection, every change a durable transaction (WAL, `synchronous=FULL`). A take is undone by a
+resume from a checkpoint that does not hold it; labels of weights that such a resume left behind are *abandoned*, and
+their tokens are never trained on.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+import uuid
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from agentrl.errors import ConfigError, RunError
+from agentrl.rollout.records import Ask, Candidate, Change, Content, State, Stored, TakeRecord, TakeRule, choose
+from agentrl.types import Version
+
+UNSETTLED = (State.WAITING, State.RUNNING, State.POOLED)
+
+_SCHEMA = """
+PRAGMA journal_mode=WAL;
+PRAGMA synchronous=FULL;
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS incarnations (incarnation INTEGER PRIMARY KEY, number INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS takes (
+  id INTEGER PRIMARY KEY, step INTEGER NOT NULL UNIQUE, incarnation INTEGER NOT NULL, number INTEGER NOT NULL,
+  positions TEXT NOT NULL, cursor TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS positions (
+  position INTEGER PRIMARY KEY, attempt INTEGER NOT NULL DEFAULT 0, state TEXT NOT NULL, take INTEGER,
+  labels TEXT NOT NULL DEFAULT '', reason TEXT NOT NULL DEFAULT '');
+CREATE INDEX IF NOT EXISTS positions_state ON positions (state);
+CREATE TABLE IF NOT EXISTS groups (
+  position INTEGER PRIMARY KEY, oldest INTEGER, labels TEXT NOT NULL, tokens INTEGER NOT NULL, stored REAL NOT NULL,
+  body BLOB NOT NULL, chat BLOB NOT NULL);
+"""
+
+
+class Ledger:
+    """The file. Used from one thread at a time; every method is one transaction."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with self._explained():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
+            self._db.executescript(_SCHEMA)
+        self._asked: dict[int, int] = {}
+        with self._transaction():
+            self.identity = self._meta("pool", uuid.uuid4().hex)
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._explained():
+            self._db.close()
+
+    # --- asking and putting
+
+    def ask(self, asked: Ask) -> None:
+        """The position runs. Written with the next change: a crash before it leaves a gap, which is asked again."""
+        self._asked[asked.position] = asked.attempt
+
+    def put(self, group: Stored) -> bool:
+        """Store a finished group; False, and nothing stored, where it holds tokens of abandoned weights."""
+        with self._transaction():
+            if any(self._abandoned(label) for label in group.labels):
+                self._set(group.position, State.WAITING, reason="held tokens of abandoned weights")
+                return False
+            self._db.execute(
+                "INSERT INTO groups VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (
+                    group.position,
+                    group.oldest,
+                    _join(group.labels),
+                    group.tokens,
+                    time.time(),
+                    group.body,
+                    group.chat,
+                ),
+            )
+            self._set(group.position, State.POOLED)
+            return True
+
+    def settle(self, position: int, state: State, reason: str, labels: Iterable[Version] = ()) -> None:
+        """A running group ends filtered or given up."""
+        with self._transaction():
+            self._set(position, state, reason=reason, labels=_join(labels))
+
+    def reask(self, asked: Ask, reason: str, max_asks: int) -> Ask | None:
+        """A running group grew too old: the next attempt at its row, or None where there were too many."""
+        with self._transaction():
+            return self._again(asked.position, asked.attempt, reason, max_asks)
+
+    # --- taking
+
+    def take(self, step: int, version: Version, rule: TakeRule) -> Change:
+        """The batch of `step`, earliest deadline first; none of its tokens is older than the staleness bound."""
+        with self._transaction():
+            known = self._db.execute("SELECT * FROM takes WHERE step = ?", (step,)).fetchone()
+            if known is not None:
+                record = _record(known)
+                if record.version != version:
+                    raise RunError(
+                        f"step {step} was taken for weights {record.version} and is asked for with {version}"
+                    )
+                return Change(take=record)
+            left = self._skipped(version)
+            dropped, given_up = self._expire(version.number, rule)
+            chosen = self._choose(version.number, rule)
+            made = self._record_take(step, version, chosen) if chosen else None
+            return Change(made, made is not None, left, dropped, given_up)
+
+    def published(self, version: Version, rule: TakeRule) -> Change:
+        """Engines have `version`: what was taken before it is trained; with policy `drop`, what grew too old goes."""
+        with self._transaction():
+            rows = self._db.execute(
+                "SELECT p.position FROM positions p JOIN takes t ON t.id = p.take WHERE p.state = ? AND t.number < ?",
+                (State.TAKEN, version.number),
+            ).fetchall()
+            left = tuple(row[0] for row in rows)
+            for position in left:
+                self._set(position, State.TRAINED)
+            dropped, given_up = ((), ()) if rule.wait else self._expire(version.number, rule)
+            return Change(left=left, dropped=dropped, given_up=given_up)
+
+    def body(self, take: int, position: int) -> bytes:
+        """The encoded group, without its chat; KeyError where it is not in `take`."""
+        row = self._row(
+            "SELECT g.body FROM groups g JOIN positions p USING (position) WHERE p.take = ? AND position = ?",
+            (take, position),
+        )
+        if row is None:
+            raise KeyError(f"group {position} is not in take {take}")
+        return bytes(row[0])
+
+    def chat(self, position: int) -> tuple[bytes, bytes]:
+        """Body and chat of a stored group; KeyError where there is none."""
+        row = self._row("SELECT body, chat FROM groups WHERE position = ?", (position,))
+        if row is None:
+            raise KeyError(f"group {position} is not stored")
+        return bytes(row[0]), bytes(row[1])
+
+    # --- starting, resuming, forgetting
+
+    @property
+    def incarnation(self) -> int:
+        """The last incarnation; 0 before the first."""
+        row = self._row("SELECT MAX(incarnation) FROM incarnations", ())
+        return int(row[0] or 0) if row else 0
+
+    def start(self, fingerprint: str) -> int:
+        """The position at which the data set with this fingerprint begins: 0, or the first fresh one after a change.
+
+        Rows of the earlier data set that still wait are given up; its finished groups stay.
+        """
+        with self._transaction():
+            if self._meta("data", fingerprint) == fingerprint:
+                return int(self._meta("start", "0"))
+            fresh = self._fresh()
+            self._db.execute(
+                "UPDATE positions SET state = ?, reason = 'the data changed' WHERE state IN (?, ?)",
+                (State.GIVEN_UP, State.WAITING, State.RUNNING),
+            )
+            self._db.executemany(
+                "INSERT OR REPLACE INTO meta VALUES (?, ?)", [("data", fingerprint), ("start", str(fresh))]
+            )
+            return fresh
+
+    def resume(self, version: Version, cursor: Mapping[str, Any] | None, running: Collection[int] = ()) -> None:
+        """A new incarnation goes on from a checkpoint with `cursor` (None: from the start), with weights `version`.
+
+        Takes that the checkpoint does not hold are undone, groups with tokens of abandoned weights and rows that were
+        in flight are asked again. `running` groups go on in this process.
+        """
+        with self._transaction():
+            if version.incarnation <= self._incarnation():
+                raise RunError(f"weights {version}: incarnation {self._incarnation()} exists, labels are never reused")
+            take = int(cursor["take"]) if cursor else 0
+            if cursor and cursor["pool"] != self.identity:
+                self._adopt(cursor)
+            self._untake(take)
+            self._db.execute("INSERT INTO incarnations VALUES (?, ?)", version)
+            for position, labels in self._db.execute("SELECT position, labels FROM groups").fetchall():
+                if self._state(position) is State.POOLED and any(self._abandoned(v) for v in _split(labels)):
+                    self._db.execute("DELETE FROM groups WHERE position = ?", (position,))
+                    self._set(position, State.WAITING, reason="held tokens of abandoned weights")
+            filtered = "SELECT position, labels FROM positions WHERE state = ?"
+            for position, labels in self._db.execute(filtered, (State.FILTERED,)).fetchall():
+                if any(self._abandoned(v) for v in _split(labels)):
+                    self._set(position, State.WAITING, reason="was filtered by abandoned weights")
+            in_flight = self._db.execute("SELECT position FROM positions WHERE state = ?", (State.RUNNING,)).fetchall()
+            for (position,) in in_flight:
+                if position not in running:
+                    self._set(position, State.WAITING, reason="was in flight")
+            self._fill_gaps(running)
+
+    def content(self) -> Content:
+        """What is live now."""
+        with self._transaction():
+            found = self._db.execute(
+                "SELECT position, attempt, state FROM positions WHERE state IN (?, ?, ?) ORDER BY position",
+                (State.WAITING, State.POOLED, State.TAKEN),
+            ).fetchall()
+            return Content(
+                waiting=tuple(Ask(p, a) for p, a, s in found if s == State.WAITING),
+                pooled=tuple(p for p, _, s in found if s == State.POOLED),
+                taken=tuple(p for p, _, s in found if s == State.TAKEN),
+                fresh=self._fresh(),
+            )
+
+    def retain(self, take: int) -> int:
+        """Forget the tokens of groups taken up to `take`, the oldest retained checkpoint's; how many were forgotten."""
+        with self._transaction():
+            gone = self._db.execute(
+                "DELETE FROM groups WHERE position IN (SELECT position FROM positions WHERE take <= ?)", (take,)
+            ).rowcount
+            kept = max(take, int(self._meta("retained", "0")))
+            self._db.execute("INSERT OR REPLACE INTO meta VALUES ('retained', ?)", (str(kept),))
+            return gone
+
+    def metrics(self) -> dict[str, float]:
+        """Counts by state, tokens and bytes stored."""
+        with self._explained():
+            counts = dict(self._db.execute("SELECT state, COUNT(*) FROM positions GROUP BY state").fetchall())
+            stored = (
+                "SELECT COUNT(*), COALESCE(SUM(tokens), 0), COALESCE(SUM(LENGTH(body) + LENGTH(chat)), 0) FROM groups"
+            )
+            n, tokens, size = self._db.execute(stored).fetchone()
+            (oldest,) = self._db.execute(
+                "SELECT MIN(stored) FROM groups JOIN positions USING (position) WHERE state = ?", (State.POOLED,)
+            ).fetchone()
+        return {
+            **{f"positions_{state.value}": float(counts.get(state.value, 0)) for state in State},
+            "stored_groups": float(n),
+            "stored_tokens": float(tokens),
+            "stored_bytes": float(size),
+            "oldest_pooled_s": 0.0 if oldest is None else max(0.0, time.time() - oldest),
+        }
+
+    # --- inside a transaction
+
+    def _set(self, position: int, state: State, *, reason: str = "", labels: str = "") -> None:
+        self._db.execute(
+            "INSERT INTO positions (position, state, reason, labels) VALUES (?, ?, ?, ?) ON CONFLICT (position) DO "
+            "UPDATE SET state = excluded.state, reason = excluded.reason, labels = excluded.labels",
+            (position, state, reason, labels),
+        )
+
+    def _state(self, position: int) -> State:
+        return State(self._db.execute("SELECT state FROM positions WHERE position = ?", (position,)).fetchone()[0])
+
+    def _again(self, position: int, attempt: int, reason: str, max_asks: int) -> Ask | None:
+        if attempt + 1 >= max_asks:
+            self._set(position, State.GIVEN_UP, reason=f"{reason}, {attempt + 1} times")
+            return None
+        self._set(position, State.WAITING, reason=reason)
+        self._db.execute("UPDATE positions SET attempt = ? WHERE position = ?", (attempt + 1, position))
+        return Ask(position, attempt + 1)
+
+    def _skipped(self, version: Version) -> tuple[int, ...]:
+        """A step that left the weights as they were (a non-finite loss) publishes nothing: its groups leave here."""
+        found = self._db.execute(
+            "SELECT p.position, t.step FROM positions p JOIN takes t ON t.id = p.take "
+            "WHERE p.state = ? AND t.number >= ?",
+            (State.TAKEN, version.number),
+        ).fetchall()
+        for position, step in found:
+            self._set(position, State.GIVEN_UP, reason=f"step {step} made no update")
+        return tuple(position for position, _ in found)
+
+    def _expire(self, number: int, rule: TakeRule) -> tuple[tuple[Ask, ...], tuple[int, ...]]:
+        found = self._db.execute(
+            "SELECT position, attempt FROM groups JOIN positions USING (position) WHERE state = ? AND oldest < ?",
+            (State.POOLED, number - rule.staleness),
+        ).fetchall()
+        dropped, given_up = [], []
+        for position, attempt in found:
+            self._db.execute("DELETE FROM groups WHERE position = ?", (position,))
+            again = self._again(position, attempt, f"older than {rule.staleness} versions", rule.max_asks)
+            if again is None:
+                given_up.append(position)
+            else:
+                dropped.append(again)
+        return tuple(dropped), tuple(given_up)
+
+    def _choose(self, number: int, rule: TakeRule) -> list[int]:
+        found = self._db.execute(
+            "SELECT position, oldest FROM groups JOIN positions USING (position) WHERE state = ?", (State.POOLED,)
+        )
+        return choose([Candidate(*row) for row in found], number, rule)
+
+    def _record_take(self, step: int, version: Version, chosen: Sequence[int]) -> TakeRecord:
+        (last,) = self._db.execute("SELECT MAX(id) FROM takes").fetchone()
+        take = (last if last is not None else int(self._meta("taken", "0"))) + 1
+        for position in chosen:
+            self._set(position, State.TAKEN)
+            self._db.execute("UPDATE positions SET take = ? WHERE position = ?", (take, position))
+        record = TakeRecord(take, step, version, tuple(chosen), self._cursor(take))
+        self._db.execute(
+            "INSERT INTO takes VALUES (?, ?, ?, ?, ?, ?)",
+            (take, step, *version, orjson.dumps(record.positions).decode(), orjson.dumps(record.cursor).decode()),
+        )
+        return record
+
+    def _cursor(self, take: int) -> dict[str, Any]:
+        """What a checkpoint needs to go on without this file: every position below `low` and in `settled` is done."""
+        found = self._db.execute("SELECT position FROM positions WHERE state IN (?, ?, ?)", UNSETTLED).fetchall()
+        unsettled = {position for (position,) in found}
+        fresh = self._fresh()
+        low = min(unsettled, default=fresh)
+        settled = [position for position in range(low, fresh) if position not in unsettled]
+        cursor = {"pool": self.identity, "take": take, "low": low, "settled": settled}
+        return {**cursor, "data": self._meta("data", ""), "start": int(self._meta("start", "0"))}
+
+    def _adopt(self, cursor: Mapping[str, Any]) -> None:
+        """The checkpoint's pool is lost and this one is new: settle what the checkpoint says is settled."""
+        if self._fresh() > 0:
+            raise ConfigError(
+                f"{self.path} is not the pool that the checkpoint was made with: resume with the run's own folder, or "
+                "move this file away to go on from the checkpoint alone"
+            )
+        reason = "settled before the checkpoint, whose pool is lost"
+        for position in cursor["settled"]:
+            self._set(position, State.TRAINED, reason=reason)
+        values = {"base": cursor["low"], "taken": cursor["take"], "retained": cursor["take"]}
+        values |= {"data": cursor["data"], "start": cursor["start"]}
+        self._db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", [(k, str(v)) for k, v in values.items()])
+
+    def _untake(self, take: int) -> None:
+        if take < int(self._meta("retained", "0")):
+            raise RunError(
+                f"cannot go back to take {take}: groups taken up to {self._meta('retained', '0')} were forgotten with "
+                "the checkpoints that needed them; resume from a later checkpoint"
+            )
+        self._db.execute("UPDATE positions SET state = ?, take = NULL WHERE take > ?", (State.POOLED, take))
+        self._db.execute("DELETE FROM takes WHERE id > ?", (take,))
+        self._db.execute("UPDATE positions SET state = ? WHERE state = ?", (State.TRAINED, State.TAKEN))
+
+    def _fill_gaps(self, running: Collection[int]) -> None:
+        known = {p for (p,) in self._db.execute("SELECT position FROM positions")} | set(running)
+        for position in range(int(self._meta("base", "0")), self._fresh()):
+            if position not in known:
+                self._set(position, State.WAITING, reason="was in flight")
+
+    def _fresh(self) -> int:
+        (last,) = self._db.execute("SELECT MAX(position) FROM positions").fetchone()
+        return max(int(self._meta("base", "0")), 0 if last is None else last + 1)
+
+    def _incarnation(self) -> int:
+        (last,) = self._db.execute("SELECT MAX(incarnation) FROM incarnations").fetchone()
+        return int(last or 0)
+
+    def _abandoned(self, label: Version) -> bool:
+        """Whether a later incarnation went on from weights older than `label`."""
+        (low,) = self._db.execute(
+            "SELECT MIN(number) FROM incarnations WHERE incarnation > ?", (label.incarnation,)
+        ).fetchone()
+        return low is not None and label.number > low
+
+    def _meta(self, key: str, default: str) -> str:
+        self._db.execute("INSERT OR IGNORE INTO meta VALUES (?, ?)", (key, default))
+        return str(self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()[0])
+
+    def _row(self, query: str, values: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        with self._explained():
+            row: tuple[Any, ...] | None = self._db.execute(query, values).fetchone()
+        return row
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._explained():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                self._db.executemany(
+                    "INSERT INTO positions (position, attempt, state) VALUES (?, ?, 'running') ON CONFLICT (position) "
+                    "DO UPDATE SET state = 'running', attempt = excluded.attempt",
+                    list(self._asked.items()),
+                )
+                yield
+                self._db.execute("COMMIT")
+                self._asked = {}
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            raise RunError(
+                f"the pool {self.path} cannot be read or written: {error}; nothing was half-stored. Check free space "
+                "and rights of its folder, then resume"
+            ) from error
+
+
+def _join(labels: Iterable[Version]) -> str:
+    return " ".join(str(label) for label in sorted(labels))
+
+
+def _split(labels: str) -> list[Version]:
+    return [Version.parse(label) for label in labels.split()]
+
+
+def _record(row: tuple[Any, ...]) -> TakeRecord:
+    take, step, incarnation, number, positions, cursor = row
+    return TakeRecord(take, step, Version(incarnation, number), tuple(orjson.loads(positions)), orjson.loads(cursor))
