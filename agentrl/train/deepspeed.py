@@ -29,7 +29,7 @@ from agentrl.errors import ConfigError
 from agentrl.train import shards
 from agentrl.train.algorithm import Largest, Mean, Metrics, Output
 from agentrl.train.batch import Batch
-from agentrl.train.export import Shape
+from agentrl.train.export import Shape, buckets
 from agentrl.train.model import DTYPES, check_exact, load_policy, longest_sequence, read_config
 from agentrl.train.options import TrainOptions
 
@@ -141,20 +141,16 @@ class Backend:
 
     # ---- weights and state ---------------------------------------------------------------------------------------
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
+    def weights(self, bucket_bytes: int = GATHER_BYTES) -> Iterator[tuple[str, Tensor]]:
         """Every weight under its Hugging Face name, whole, in the order of `shapes`; gathered bucket by bucket.
 
         A tensor is valid until the next one is asked for. All ranks must exhaust the iterator.
         """
-        bucket: list[tuple[str, nn.Parameter]] = []
-        size = 0
-        for shape, (name, parameter) in zip(self.shapes, self._named_parameters(), strict=True):
-            if bucket and size + shape.nbytes > GATHER_BYTES:
-                yield from _gathered(bucket)
-                bucket, size = [], 0
-            bucket.append((name, parameter))
-            size += shape.nbytes
-        yield from _gathered(bucket)
+        parameters = dict(self._named_parameters())
+        for bucket in buckets(self.shapes, bucket_bytes):
+            with deepspeed.zero.GatheredParameters([parameters[shape.name] for shape in bucket]):
+                for shape in bucket:
+                    yield shape.name, parameters[shape.name].detach()
 
     def _named_parameters(self) -> Iterator[tuple[str, Any]]:
         """As the Hugging Face model names them, a tied weight once."""
@@ -216,12 +212,6 @@ class Backend:
         """Wait for the other ranks and leave the group."""
         dist.barrier()
         dist.destroy_process_group()
-
-
-def _gathered(bucket: Sequence[tuple[str, nn.Parameter]]) -> Iterator[tuple[str, Tensor]]:
-    with deepspeed.zero.GatheredParameters([parameter for _, parameter in bucket]):
-        for name, parameter in bucket:
-            yield name, parameter.detach()
 
 
 def _join_group(timeout: float) -> torch.device:

@@ -45,7 +45,7 @@ def write_folder(target: Path, base: Path, shapes: Sequence[Shape], weights: Ite
         aside.mkdir(parents=True)
     except OSError as error:
         failure = error
-    parts = _parts(shapes)
+    parts = buckets(shapes, SHARD_BYTES)
     for number, part in enumerate(parts, 1):
         held = {}
         for _ in part:
@@ -89,11 +89,12 @@ def check_names(base: Path, shapes: Sequence[Shape]) -> None:
         )
 
 
-def _parts(shapes: Sequence[Shape]) -> list[list[Shape]]:
+def buckets(shapes: Sequence[Shape], limit: int) -> list[list[Shape]]:
+    """Runs of shapes of at most `limit` bytes each; one that is larger comes alone."""
     parts: list[list[Shape]] = [[]]
     size = 0
     for shape in shapes:
-        if parts[-1] and size + shape.nbytes > SHARD_BYTES:
+        if parts[-1] and size + shape.nbytes > limit:
             parts.append([])
             size = 0
         parts[-1].append(shape)

@@ -76,9 +76,9 @@ class TokenLogprobs(torch.autograd.Function):
         for rows in _chunks(len(hidden), len(weight)):
             logits = _logits(hidden[rows], weight, bias, temperature[rows])
             norms[rows] = norm = logits.logsumexp(1)
-            logprobs[rows] = logits.gather(1, tokens[rows, None]).squeeze(1) - norm
-            probs = (logits - norm[:, None]).exp_()
-            entropy[rows] = norm - probs.mul_(logits).sum(1)
+            log_probs = logits.sub_(norm[:, None])
+            logprobs[rows] = log_probs.gather(1, tokens[rows, None]).squeeze(1)
+            entropy[rows] = -(log_probs.exp().mul_(log_probs)).sum(1)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden, weight, bias, tokens, temperature, norms, entropy)
         return logprobs, entropy

@@ -7,6 +7,7 @@ pass is empty (`()`), and its batch a dummy inside the loss graph.
 from __future__ import annotations
 
 import bisect
+import heapq
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,7 +55,8 @@ def make_plan(manifest: Manifest, *, ranks: int, minibatches: int, budget: int, 
             kept = [s for s in found if longest is None or s.length <= longest]
             overlong += len(found) - len(kept)
             sequences += kept
-        passes.append(_share(_pack(sequences, budget), ranks))
+        bins = _pack(sequences, budget)
+        passes.append(_share(_level(bins, -(-len(bins) // ranks) * ranks, budget), ranks))
     return Plan(tuple(passes), overlong, budget)
 
 
@@ -89,6 +91,19 @@ def _pack(sequences: Sequence[Item], budget: int) -> list[Pass]:
             bins.append([sequence])
         bisect.insort(room, (left - sequence.length, index))
     return [tuple(b) for b in bins]
+
+
+def _level(bins: Sequence[Pass], count: int, budget: int) -> Sequence[Pass]:
+    """The same sequences in `count` passes of even size, where that fits: ranks then wait less for each other."""
+    spread: list[list[Item]] = [[] for _ in range(count)]
+    loads = [(0, index) for index in range(count)]
+    for item in sorted((i for b in bins for i in b), key=lambda i: (-i.length, i)):
+        load, index = heapq.heappop(loads)
+        if load and load + item.length > budget:
+            return bins
+        spread[index].append(item)
+        heapq.heappush(loads, (load + item.length, index))
+    return [tuple(s) for s in spread]
 
 
 def _share(bins: Sequence[Pass], ranks: int) -> tuple[tuple[Pass, ...], ...]:

@@ -1,0 +1,94 @@
+"""Trajectories drawn by hand, groups at random, and the recorded cases."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agentrl.types import (
+    Context,
+    Demonstration,
+    Episode,
+    Group,
+    Sampled,
+    Segment,
+    Stop,
+    Trajectory,
+    Turn,
+    Version,
+)
+
+CASES = Path(__file__).parent.parent / "cases"
+
+
+def read_cases(name: str) -> dict[str, dict[str, Any]]:
+    lines = (CASES / f"{name}.jsonl").read_text().splitlines()
+    return {case["id"]: case for case in map(json.loads, lines)}
+
+
+def draw(picture: str, *, first: int = 10, version: int = 0, temperature: float = 1.0) -> Trajectory:
+    """A trajectory from a picture: `c` a context token, `s` a sampled one, `u` sampled and untrained, `d` demonstrated.
+
+    A digit is the version of the tokens sampled after it. Tokens count up from `first`, log-probs down from -0.1.
+    """
+    segments: list[Segment] = []
+    kinds: list[tuple[str, int]] = []
+    for letter in picture:
+        if letter.isdigit():
+            version = int(letter)
+        else:
+            kinds.append((letter, version))
+    at = 0
+    while at < len(kinds):
+        end = at
+        while end < len(kinds) and kinds[end] == kinds[at]:
+            end += 1
+        tokens = np.arange(first + at, first + end, dtype=np.int32)
+        logprobs = (-0.1 * np.arange(at + 1, end + 1)).astype(np.float32)
+        letter, number = kinds[at]
+        if letter == "c":
+            segments.append(Segment(tokens, None, Context()))
+        elif letter == "d":
+            segments.append(Segment(tokens, None, Demonstration()))
+        else:
+            segments.append(Segment(tokens, logprobs, Sampled(Version(1, number), temperature, letter == "s")))
+        at = end
+    return Trajectory(tuple(segments))
+
+
+def episode(
+    trajectories: Sequence[Trajectory],
+    turns: Sequence[tuple[int, int | None, int, float | None]],
+    *,
+    group: int = 0,
+    sample: int = 0,
+    stop: Stop = Stop.FINISHED,
+) -> Episode:
+    marks = tuple(Turn(index, trajectory, end, reward) for index, trajectory, end, reward in turns)
+    return Episode(group, sample, 0, 0, {}, (), marks, tuple(trajectories), stop)
+
+
+def random_group(
+    id: int, rng: np.random.Generator, *, samples: int = 4, version: int = 0, vocabulary: int = 200, long: int = 20
+) -> Group:
+    """Three turns an episode, rewards 0 or 1 on the last."""
+    episodes = []
+    for sample in range(samples):
+        segments: list[Segment] = []
+        turns = []
+        at = 0
+        for index in range(3):
+            c, n = int(rng.integers(2, long)), int(rng.integers(1, long))
+            segments.append(Segment(rng.integers(0, vocabulary, c).astype(np.int32), None, Context()))
+            logprobs = -rng.uniform(4, 7, n).astype(np.float32)
+            segments.append(
+                Segment(rng.integers(0, vocabulary, n).astype(np.int32), logprobs, Sampled(Version(1, version)))
+            )
+            at += c + n
+            turns.append((index, 0, at, float(rng.integers(0, 2)) if index == 2 else 0.0))
+        episodes.append(episode([Trajectory(tuple(segments))], turns, group=id, sample=sample))
+    return Group(id, 0, 0, "test", tuple(episodes))

@@ -1,0 +1,144 @@
+"""Packed = unpacked, and log-probs in chunks = log-probs from whole logits, with their gradients."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from agentrl.errors import ConfigError
+from agentrl.train import model as module
+from agentrl.train.batch import Batch, pack
+from agentrl.train.model import Policy, TokenLogprobs, check_exact, load_policy, packed_attention
+from agentrl.train.plan import Item
+from agentrl.types import Group
+from tests.train.drawing import draw, episode
+
+
+def reference(hidden: Tensor, weight: Tensor, bias: Tensor, tokens: Tensor, heat: Tensor) -> tuple[Tensor, Tensor]:
+    logp = ((hidden @ weight.t() + bias) / heat[:, None]).log_softmax(1)
+    return logp.gather(1, tokens[:, None]).squeeze(1), -(logp.exp() * logp).sum(1)
+
+
+@pytest.mark.parametrize("chunk", [1 << 22, 100, 1])
+def test_chunked_logprobs_and_gradients(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    monkeypatch.setattr(module, "CHUNK", chunk)
+    torch.manual_seed(0)
+    leaves = [torch.randn(13, 8), torch.randn(31, 8), torch.randn(31)]
+    ours, theirs = ([x.clone().requires_grad_() for x in leaves] for _ in range(2))
+    tokens, heat = torch.randint(0, 31, (13,)), torch.rand(13) + 0.5
+    factors = torch.randn(2, 13)
+    for wanted in ((0,), (1,), (0, 1)):
+        found = TokenLogprobs.apply(*ours, tokens, heat)  # type: ignore[no-untyped-call]
+        expected = reference(theirs[0], theirs[1], theirs[2], tokens, heat)
+        for i in (0, 1):
+            torch.testing.assert_close(found[i], expected[i], atol=1e-5, rtol=1e-5)
+        for outputs in (found, expected):
+            torch.autograd.backward(torch.stack([(factors[i] * outputs[i]).sum() for i in wanted]).sum())
+        for a, b in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(a.grad, b.grad, atol=2e-5, rtol=1e-4)
+
+
+def batch(*pictures: str) -> Batch:
+    episodes = [
+        episode([draw(p, first=20 + 7 * i)], [(0, 0, len(draw(p)), 1.0)], sample=i) for i, p in enumerate(pictures)
+    ]
+    items = [Item(0, i, 0, len(p)) for i, p in enumerate(pictures)]
+    return pack(items, {0: Group(0, 0, 0, "test", tuple(episodes))}, {0: [{0: 1.0}] * len(pictures)}, version=0)
+
+
+PICTURES = ("ccssccs", "css", "c" * 9 + "s" * 12, "csscs")
+
+
+def gradients(policy: Policy, batches: list[Batch]) -> dict[str, Tensor]:
+    policy.zero_grad()
+    for b in batches:
+        out = policy(b)
+        torch.autograd.backward((out.logprobs * torch.sin(b.tokens.float())).sum())
+    return {name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("family", ["tiny", "untied"])
+def test_packed_is_unpacked(request: pytest.FixtureRequest, family: str) -> None:
+    folder: Path = request.getfixturevalue(family)
+    policy = load_policy(folder, torch.float32)
+    check_exact(policy, 200, torch.device("cpu"))
+    together, alone = batch(*PICTURES), [pack_one(i) for i in range(len(PICTURES))]
+    torch.testing.assert_close(
+        policy(together).logprobs, torch.cat([policy(b).logprobs for b in alone]), atol=1e-5, rtol=1e-5
+    )
+    a, b = gradients(policy, [together]), gradients(policy, alone)
+    assert a.keys() == b.keys()
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], atol=1e-5, rtol=1e-4, msg=name)
+
+
+def pack_one(index: int) -> Batch:
+    whole = batch(*PICTURES)
+    start, end = whole.cu_seqlens[index : index + 2].tolist()
+    cut = {
+        f.name: value[start:end]
+        for f in dataclasses.fields(Batch)
+        if isinstance(value := getattr(whole, f.name), Tensor) and f.name != "cu_seqlens"
+    }
+    return dataclasses.replace(whole, **cut, cu_seqlens=torch.tensor([0, end - start], dtype=torch.int32))
+
+
+def test_logprobs_are_those_of_transformers(tiny: Path) -> None:
+    policy, plain = load_policy(tiny, torch.float32), AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
+    one = dataclasses.replace(pack_one(2), temperatures=torch.full((21,), 0.7))
+    out = policy(one)
+    logits = plain(input_ids=one.tokens[None], use_cache=False).logits[0, :-1] / 0.7
+    expected = logits.log_softmax(1).gather(1, one.tokens[1:, None]).squeeze(1)
+    torch.testing.assert_close(out.logprobs[1:], torch.where(one.mask[1:], expected, 0.0), atol=1e-5, rtol=1e-5)
+    assert bool((out.entropy[one.mask] > 0).all())
+
+
+def test_a_dummy_touches_every_weight_and_changes_none(tiny: Path) -> None:
+    policy = load_policy(tiny, torch.float32)
+    dummy = pack([], {}, {}, version=0)
+    policy.zero_grad()
+    torch.autograd.backward((policy(dummy).logprobs * dummy.weights).sum())
+    for name, parameter in policy.named_parameters():
+        assert parameter.grad is not None, name
+        assert float(parameter.grad.abs().max()) == 0, name
+
+
+def test_sliding_window() -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(1, 4, 11, 8), torch.randn(1, 2, 11, 8), torch.randn(1, 2, 11, 8)
+    found, _ = packed_attention(torch.nn.Identity(), q, k, v, None, lengths=[3, 8], sliding_window=4)
+    for start, end in ((0, 3), (3, 11)):
+        for at in range(start, end):
+            low = max(start, at - 3)
+            keys, values = (x[:, :, low : at + 1].repeat_interleave(2, 1) for x in (k, v))
+            weights = (q[:, :, at : at + 1] @ keys.transpose(2, 3) / 8**0.5).softmax(-1)
+            torch.testing.assert_close(found[:, at], (weights @ values)[:, :, 0], atol=1e-5, rtol=1e-5)
+
+
+def test_what_packed_attention_lacks_is_refused() -> None:
+    x = torch.randn(1, 2, 3, 4)
+    with pytest.raises(ConfigError, match="softcap"):
+        packed_attention(torch.nn.Identity(), x, x, x, None, lengths=[3], softcap=30.0)
+
+
+def test_a_model_that_changes_logits_after_its_head_is_refused(tiny: Path) -> None:
+    policy = load_policy(tiny, torch.float32)
+    plain = policy.model.forward
+    policy.model.forward = lambda **given: _halved(plain(**given))
+    with pytest.raises(ConfigError, match="packed log-probs differ"):
+        check_exact(policy, 200, torch.device("cpu"))
+
+
+def _halved(output: object) -> object:
+    output.logits = output.logits / 2  # type: ignore[attr-defined]
+    return output
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        load_policy(tmp_path, torch.float32)

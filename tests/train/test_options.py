@@ -1,0 +1,63 @@
+"""Every knob has an effect or is refused, before torch is imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from agentrl.train.options import AlgorithmOptions, TrainOptions, check_algorithm
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"name": "grop"}, "did you mean 'grpo'"),
+        ({"name": "grpo", "args": {"x": 1}}, "args"),
+        ({"name": "sft", "clip_low": 0.1}, "clip_low has no effect"),
+        ({"name": "sft", "behaviour": "mask"}, "behaviour has no effect"),
+        ({"aggregation": "fixed_length"}, "fixed_length"),
+        ({"fixed_length": 10}, "fixed_length"),
+        ({"name": "dr_grpo"}, "needs a length"),
+        ({"behaviour": "off", "behaviour_cap": 2.0}, "behaviour_cap has no effect"),
+        ({"clip": 0.2}, "clip"),
+    ],
+)
+def test_algorithm_settings_without_effect_are_refused(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        AlgorithmOptions(**given)
+
+
+def test_presets_differ_from_the_defaults_and_give_way() -> None:
+    assert AlgorithmOptions(name="dapo").clip_high == 0.28
+    assert AlgorithmOptions(name="dapo", clip_high=0.3).clip_high == 0.3
+    assert AlgorithmOptions(name="dr_grpo", fixed_length=64).baseline == "group_mean"
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"minibatches": 9, "batch_groups": 8}, "minibatches"),
+        ({"warmup_steps": 11, "steps": 10}, "warmup_steps"),
+        ({"betas": (0.9, 1.0)}, "betas"),
+        ({"learning_rate": 1}, "learning_rate"),
+    ],
+)
+def test_train_settings_that_cannot_work_are_refused(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        TrainOptions(**given)
+
+
+def test_an_own_algorithm_must_be_importable() -> None:
+    check_algorithm(AlgorithmOptions(name="tests.train.test_options:Anything"))
+    for name in ("no_such_module:Thing", "tests.train.test_options:"):
+        with pytest.raises((ValueError, ModuleNotFoundError)):
+            check_algorithm(AlgorithmOptions(name=name))
+
+
+def test_options_and_checkpoints_need_no_torch() -> None:
+    code = "import sys, agentrl.train.options, agentrl.train.checkpoint, agentrl.train.plan, agentrl.train.feed; "
+    subprocess.run([sys.executable, "-c", code + "assert 'torch' not in sys.modules"], check=True)
