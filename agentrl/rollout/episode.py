@@ -92,9 +92,9 @@ async def run_episode(
             stop = await _loop(env, make_agent, session, spec, limits, play, on_act)
     except Exception as raised:
         error = raised
-        # The engine keeps the same deadline and may notice it first.
-        late = clock.expired() or (isinstance(raised, DeadlineExceeded) and loop.time() >= limits.deadline)
-        stop = Stop.TIME_LIMIT if late else _attribute(raised, play.side)
+        # The session keeps the same deadline and may notice it first.
+        late = isinstance(raised, DeadlineExceeded | LimitReached) and loop.time() >= limits.deadline
+        stop = Stop.TIME_LIMIT if late or clock.expired() else _attribute(raised, play.side, session.failure)
     finally:
         # Each whatever the other does: a cancelled episode releases both too.
         try:
@@ -184,7 +184,9 @@ def _sampled_after(trajectory: Trajectory, place: int) -> bool:
     return False
 
 
-def _attribute(error: Exception, side: str) -> Stop:
+def _attribute(error: Exception, side: str, failure: AgentRLError | None) -> Stop:
+    if side.startswith("agent") and failure is not None and not isinstance(error, AgentRLError):
+        error = failure  # what a client library made of it
     if isinstance(error, LimitReached):
         return Stop.MAX_TOKENS if side.startswith("agent") else Stop.TRUNCATED
     if isinstance(error, SandboxLost):

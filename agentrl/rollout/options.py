@@ -31,7 +31,7 @@ class RolloutOptions(BaseModel):
     max_turns: int = Field(default=16, ge=1)
     """Turns of one episode."""
     max_tokens: int = Field(default=4096, ge=1)
-    """Tokens of one episode, prompts and tool results included where the endpoint counts them."""
+    """Tokens that the policy may sample in one episode."""
     time_limit: float = Field(default=600.0, gt=0)
     """Seconds of one episode, from reset to its last step."""
     close_seconds: float = Field(default=30.0, gt=0)

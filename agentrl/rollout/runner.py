@@ -274,6 +274,8 @@ class Runner:
         return take
 
     async def _published(self, version: Version) -> None:
+        if version.incarnation < self.version.incarnation:
+            return  # the last word of a trainer that is gone
         self.version = version
         change = await self.pool.published(version, self._rule())
         for position in change.left:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from agentrl.agent import Agent
 from agentrl.env import Env
+from agentrl.errors import AgentRLError
 from agentrl.types import Row, Trajectory
 
 if TYPE_CHECKING:
@@ -57,6 +58,11 @@ class Session(Protocol):
     @property
     def metrics(self) -> Mapping[str, float]:
         """What the session measured, for `Episode.metrics`."""
+        ...
+
+    @property
+    def failure(self) -> AgentRLError | None:
+        """The last error of a model call that was not the client's doing: over HTTP, an agent sees only its form."""
         ...
 
     def marks(self) -> tuple[tuple[int, int], ...]:

@@ -13,7 +13,7 @@ import numpy as np
 from openai.types.chat import ChatCompletion
 
 from agentrl.engine.types import Engine, GenerateRequest, Sampling
-from agentrl.errors import LimitReached
+from agentrl.errors import AgentRLError, LimitReached
 from agentrl.rollout.session import OpenSession, SessionSpec
 from agentrl.types import Context, Sampled, Segment, Trajectory
 
@@ -24,6 +24,7 @@ class ByteSession:
     def __init__(self, engine: Engine, spec: SessionSpec) -> None:
         self.spec = spec
         self.closed = 0
+        self.failure: AgentRLError | None = None
         self._engine = engine
         self._seen = 0
         self._marked = 0
@@ -48,23 +49,27 @@ class ByteSession:
     def _length(self) -> int:
         return sum(len(segment) for segment in self._segments)
 
+    @property
+    def _sampled(self) -> int:
+        return sum(len(segment) for segment in self._segments if segment.logprobs is not None)
+
     async def create(self, *, messages: Sequence[Mapping[str, Any]], model: str, **_: Any) -> ChatCompletion:
         """Sample one reply to all messages that are new since the last call."""
         text = "".join(str(message.get("content") or "") for message in messages[self._seen :]).encode() or b"\n"
-        left = self.spec.max_tokens - self._length - len(text)
+        left = self.spec.max_tokens - self._sampled
         if left <= 0:
-            raise LimitReached(f"the episode's {self.spec.max_tokens} tokens are used up")
+            raise LimitReached(f"the episode's {self.spec.max_tokens} sampled tokens are used up")
         context = Segment(np.frombuffer(text, np.uint8).astype(np.int32), None, Context())
         prompt = np.concatenate([s.tokens for s in [*self._segments, context]])
-        completion = await self._engine.generate(
-            GenerateRequest(
-                f"{self.spec.id}-{len(self._segments)}",
-                self.spec.id,
-                prompt,
-                Sampling(left, self.spec.temperature, seed=self.spec.seed),
-                self.spec.deadline + 5.0,
+        name = f"{self.spec.id}-{len(self._segments)}"
+        sampling = Sampling(left, self.spec.temperature, seed=self.spec.seed)
+        try:
+            completion = await self._engine.generate(
+                GenerateRequest(name, self.spec.id, prompt, sampling, self.spec.deadline + 5.0)
             )
-        )
+        except AgentRLError as error:
+            self.failure = error
+            raise
         self._segments.append(context)
         for version, start, end in completion.spans:
             source = Sampled(version, self.spec.temperature)

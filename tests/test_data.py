@@ -1,0 +1,85 @@
+"""Rows from files, Python objects and the hub's library, and errors that name the place."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agentrl.data import load_rows, take_rows
+from agentrl.errors import ConfigError, DataError
+
+ROWS = [{"question": "1+1", "answer": 2}, {"question": "2+2", "answer": 4}, {"question": "北京 😀", "answer": 0}]
+
+
+@pytest.fixture
+def jsonl(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n\n".join(json.dumps(row, ensure_ascii=False) for row in ROWS), encoding="utf-8")
+    return path
+
+
+def test_jsonl_with_blank_lines_a_limit_and_renamed_columns(jsonl: Path) -> None:
+    assert load_rows("rows.jsonl", base=jsonl.parent) == ROWS
+    assert load_rows(str(jsonl), limit=1, columns={"question": "prompt"}) == [{"prompt": "1+1", "answer": 2}]
+
+
+def test_a_missing_field_is_named_with_file_and_line(jsonl: Path) -> None:
+    with jsonl.open("a", encoding="utf-8") as file:
+        file.write('\n{"question": "3+3"}\n')
+    with pytest.raises(DataError, match=r"rows\.jsonl:6 has no field 'answer'; it has \['question'\]"):
+        load_rows(str(jsonl), needed=["question", "answer"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"a": 1}\n{"a": ', r"bad\.jsonl:2 is not JSON"),
+        ('{"a": 1}\n[1, 2]', r"bad\.jsonl:2 is a list, not an object with fields"),
+        ("", "has no rows"),
+    ],
+)
+def test_bad_files_say_where(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text(text)
+    with pytest.raises(DataError, match=message):
+        load_rows(str(path))
+
+
+def test_parquet(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "rows.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist([*ROWS, {"question": "x", "answer": None}]), path)
+    assert load_rows(str(path), limit=3) == ROWS
+    with pytest.raises(DataError, match=r"rows\.parquet, row 3 has no field 'answer'"):
+        load_rows(str(path), needed=["answer"])
+    path.write_bytes(b"PAR1 not really")
+    with pytest.raises(DataError, match=r"cannot read .*rows\.parquet"):
+        load_rows(str(path))
+
+
+def test_the_hubs_library_on_a_local_folder(
+    jsonl: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+    folder = jsonl.parent / "folder"
+    folder.mkdir()
+    (folder / "train.jsonl").write_text("\n".join(json.dumps(row) for row in ROWS))
+    assert load_rows("hub:folder", base=jsonl.parent) == ROWS
+    with pytest.raises(DataError, match="split 'nosuch'"):
+        load_rows("hub:folder", base=jsonl.parent, split="nosuch")
+
+
+def test_python_objects_by_file_and_what_is_no_source(tmp_path: Path) -> None:
+    (tmp_path / "made_rows.py").write_text("def rows():\n    yield {'a': 1}\n\nlisted = [{'a': 2}]\nnothing = 3\n")
+    assert load_rows("made_rows.py:rows", base=tmp_path) == [{"a": 1}]
+    assert load_rows("made_rows.py:listed", base=tmp_path) == [{"a": 2}]
+    with pytest.raises(DataError, match="is a int, not an iterable"):
+        load_rows("made_rows.py:nothing", base=tmp_path)
+    with pytest.raises(ConfigError, match=r"there is no file .*write 'hub:openai/gsm8k'"):
+        load_rows("openai/gsm8k", base=tmp_path)
+    with pytest.raises(DataError, match="row 1 of 'x' is a int"):
+        take_rows([{"a": 1}, 2], "x")
