@@ -90,7 +90,19 @@ class Renderer:
         limit or a stop string), that comes first. CannotContinue where the template gives no certain answer.
         """
         ready = [self.template.prepare(message) for message in new]
-        return self.prompt(self._after(self._stand_in(last), ready, setting, ended_by))
+        stand_in = self._stand_in(last)
+        calls: list[Any] = stand_in[-1].get("tool_calls", [])
+        # A template may refuse a turn with several calls, or with any, though the model sampled them: what comes after
+        # is the same.
+        fallbacks: tuple[list[Any], ...] = (calls[:1], []) if calls else ()
+        for fewer in fallbacks:
+            try:
+                return self.prompt(self._after(stand_in, ready, setting, ended_by))
+            except ContractError:
+                stand_in = [stand_in[0], {**stand_in[-1], "tool_calls": fewer}]
+                if not fewer:
+                    del stand_in[-1]["tool_calls"]
+        return self.prompt(self._after(stand_in, ready, setting, ended_by))
 
     def opens_thinking(self, text: str) -> bool:
         """Whether a prompt leaves the model inside a `<think>` that the template opened."""

@@ -10,6 +10,7 @@ from hashlib import blake2b
 from typing import Any
 
 from agentrl.endpoint.reply import Reply
+from agentrl.errors import LimitReached
 
 _KEPT = 8
 
@@ -40,6 +41,11 @@ class Replays:
         entry.waiting += 1
         try:
             return await asyncio.shield(entry.task)
+        except asyncio.CancelledError as error:
+            mine = asyncio.current_task()
+            if entry.task.cancelled() and mine is not None and not mine.cancelling():
+                raise LimitReached("the session was closed while this call ran: its episode is over") from error
+            raise
         finally:
             entry.waiting -= 1
             if not entry.waiting and not entry.task.done():

