@@ -1,4 +1,4 @@
-"""Several engines as one: sessions stay where their prefix is cached, new weights go everywhere, lost ones are left out.
+"""Several engines as one: sessions stay where their prefix is cached, new weights go to all, lost engines are left out.
 
 An engine serves while it answers and holds the current weights. One that is lost, hangs or refuses an update is
 *fenced*: its requests go on elsewhere from the tokens so far, and it gets nothing new until it answers, has the current

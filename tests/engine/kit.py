@@ -1,0 +1,35 @@
+"""What the engine tests share: requests, models whose versions differ visibly, and the oracle."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from agentrl.engine.types import GenerateRequest, Sampling
+from agentrl.testing.tiny import make_tiny_model
+
+
+def request(
+    id: str, prompt: list[int] | None = None, *, seconds: float = 60.0, session: str = "", **sampling: Any
+) -> GenerateRequest:
+    sampling.setdefault("max_tokens", 8)
+    deadline = asyncio.get_running_loop().time() + seconds
+    tokens = np.array(prompt or [5, 6, 7], np.int32)
+    return GenerateRequest(id, session or id, tokens, Sampling(**sampling), deadline)
+
+
+def vivid_model(folder: Path, seed: int, **shape: Any) -> Path:
+    """A tiny model whose matrices are scaled up, so that two seeds differ by whole nats."""
+    make_tiny_model(folder, seed=seed, **shape)
+    path = folder / "model.safetensors"
+    rng = np.random.default_rng(seed)
+    scaled = {}
+    for name, tensor in load_file(path).items():
+        noise = 0.1 * rng.standard_normal(tensor.shape).astype(np.float32)
+        scaled[name] = tensor * 6 if tensor.ndim == 2 else tensor + noise
+    save_file(scaled, path, metadata={"format": "pt"})
+    return folder

@@ -1,0 +1,255 @@
+"""One suite, two engines: every protocol fact that the client builds on, and the numbers that come back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import aiohttp
+import numpy as np
+import pytest
+
+from agentrl.engine.client import EngineClient
+from agentrl.engine.server import EngineServer
+from agentrl.engine.types import Completion, Span
+from agentrl.errors import EngineError, RequestRefused
+from agentrl.types import Version
+from tests.engine import oracle
+from tests.engine.conftest import Models
+from tests.engine.kit import request
+
+PROMPT = [5, 60, 7, 33, 21]
+
+
+async def _publish(client: EngineClient, folder: Path, version: Version) -> None:
+    await client.pause()
+    try:
+        await client.update_from_disk(folder, version)
+    finally:
+        await client.resume()
+
+
+def _check(
+    done: Completion, folder_of: dict[Version, Path], prompt: list[int] = PROMPT, temperature: float = 1.0
+) -> None:
+    assert oracle.worst_error(prompt, done, folder_of, temperature) < 1e-4
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])
+async def test_logprobs_are_those_of_a_fresh_forward_pass(
+    client: EngineClient, models: Models, temperature: float
+) -> None:
+    done = await client.generate(request("a", PROMPT, max_tokens=40, temperature=temperature))
+    assert client.version is not None
+    assert done.spans == (Span(client.version, 0, len(done.tokens)),)
+    _check(done, {client.version: models.folders[0]}, temperature=temperature or 1.0)
+    if temperature == 0:
+        table = oracle.logprobs(models.folders[0], [*PROMPT, *done.tokens.tolist()])
+        assert table[len(PROMPT) - 1 : -1].argmax(1).tolist() == done.tokens.tolist()
+
+
+async def test_many_at_once_and_a_shared_prefix(client: EngineClient, models: Models) -> None:
+    prompts = [[*range(40, 80), i] for i in range(12)] + [[*range(40, 60)]] * 4 + [[i] for i in range(4)]
+    done = await asyncio.gather(
+        *(client.generate(request(f"p{i}", p, max_tokens=10 + i)) for i, p in enumerate(prompts))
+    )
+    assert client.version is not None
+    for prompt, completion in zip(prompts, done, strict=True):
+        _check(completion, {client.version: models.folders[0]}, prompt)
+    # The next turn of a conversation: the engine may use what it has cached, and must get the same numbers.
+    first = [*prompts[0], *done[0].tokens.tolist(), 9, 10, 11]
+    again = await client.generate(request("again", first, max_tokens=10))
+    _check(again, {client.version: models.folders[0]}, first)
+
+
+async def test_update_in_the_middle_of_many_requests(client: EngineClient, models: Models) -> None:
+    assert client.version is not None
+    folder_of = {client.version: models.folders[0]}
+    prompts = [[*PROMPT, i] for i in range(64)]
+    seen = dict.fromkeys(range(64), 0)
+
+    def run(i: int) -> asyncio.Task[Completion]:
+        watch = lambda part: seen.__setitem__(i, len(part.tokens))  # noqa: E731
+        return asyncio.create_task(client.generate(request(f"u{i}", prompts[i], max_tokens=100), watch))
+
+    tasks = [run(i) for i in range(64)]
+    await _until(lambda: sum(n >= 3 for n in seen.values()) >= 48)
+    new = models.next_version()
+    folder_of[new] = models.folders[1]
+    await _publish(client, models.folders[1], new)
+    done = await asyncio.gather(*tasks)
+    seams = [c for c in done if len(c.spans) == 2]
+    assert len(seams) >= 24
+    for prompt, completion in zip(prompts, done, strict=True):
+        _check(completion, folder_of, prompt)
+        assert completion.finish == "stop" or len(completion.tokens) == 100
+
+
+async def test_five_updates_in_one_request(client: EngineClient, models: Models) -> None:
+    assert client.version is not None
+    folder_of = {client.version: models.folders[0]}
+    seen: list[int] = []
+    task = asyncio.create_task(
+        client.generate(
+            request("five", PROMPT, max_tokens=900, temperature=0.0), lambda partial: seen.append(len(partial.tokens))
+        )
+    )
+    for i in range(1, 6):
+        await _until(lambda: len(seen) >= 8 * i)  # noqa: B023
+        version = models.next_version()
+        folder_of[version] = models.folders[i % 3]
+        await _publish(client, models.folders[i % 3], version)
+    done = await task
+    assert [s.version for s in done.spans] == list(folder_of)[: len(done.spans)]
+    assert len(done.spans) == 6 or done.finish == "stop"
+    assert len(done.spans) >= 3
+    _check(done, folder_of)
+
+
+async def test_requests_that_arrive_during_a_pause_run_afterwards(client: EngineClient, models: Models) -> None:
+    await client.pause()
+    task = asyncio.create_task(client.generate(request("late", PROMPT)))
+    await asyncio.sleep(0.3)
+    assert not task.done()
+    assert (await client.model_info()).version == client.version
+    new = models.next_version()
+    await client.update_from_disk(models.folders[2], new)
+    await client.resume()
+    done = await task
+    assert [s.version for s in done.spans] == [new]
+    _check(done, {new: models.folders[2]})
+
+
+async def test_cancelled_requests_leave_the_engine(client: EngineClient, server: EngineServer) -> None:
+    tasks = [asyncio.create_task(client.generate(request(f"c{i}", PROMPT, max_tokens=900))) for i in range(8)]
+    await _until_running(client, 4)
+    await client.pause()
+    late = asyncio.create_task(client.generate(request("c-late", PROMPT, max_tokens=900)))
+    await asyncio.sleep(0.2)
+    for task in (*tasks, late):
+        task.cancel()
+    await asyncio.gather(*tasks, late, return_exceptions=True)
+    await client.resume()
+    # Their ids are free again only when they are gone.
+    done = await asyncio.gather(*(client.generate(request(f"c{i}", PROMPT, max_tokens=4)) for i in range(8)))
+    assert [len(c.tokens) for c in done] == [4] * 8
+
+
+@pytest.mark.parametrize("after_pause", [False, True])
+async def test_an_aborted_request_goes_on_by_itself(client: EngineClient, models: Models, after_pause: bool) -> None:
+    seen: list[int] = []
+    task = asyncio.create_task(
+        client.generate(
+            request("ab", PROMPT, max_tokens=120, temperature=0.0), lambda partial: seen.append(len(partial.tokens))
+        )
+    )
+    await _until(lambda: len(seen) >= 5)
+    if after_pause:
+        await client.pause()
+    await client.abort("ab")
+    if after_pause:
+        await client.resume()
+    done = await task
+    whole = await client.generate(request("whole", PROMPT, max_tokens=120, temperature=0.0))
+    assert done.tokens.tolist() == whole.tokens.tolist()
+    assert (done.finish, done.matched) == (whole.finish, whole.matched)
+    assert np.abs(done.logprobs - whole.logprobs).max() < 1e-4
+
+
+async def test_a_failed_update_leaves_the_old_version_serving(
+    client: EngineClient, models: Models, tmp_path: Path
+) -> None:
+    before, sums = client.version, await client.checksums()
+    assert before is not None
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"not tensors")
+    await client.pause()
+    for folder in (tmp_path / "nowhere", tmp_path):
+        with pytest.raises(EngineError):
+            await client.update_from_disk(folder, models.next_version())
+    await client.resume()
+    assert (await client.model_info()).version == before
+    assert await client.checksums() == sums
+    _check(await client.generate(request("still", PROMPT)), {before: models.folders[0]})
+
+
+async def test_checksums_prove_a_publish(client: EngineClient, models: Models) -> None:
+    first = await client.checksums()
+    await client.update_from_disk(models.folders[1], models.next_version())
+    second = await client.checksums()
+    await client.update_from_disk(models.folders[0], models.next_version())
+    assert first.keys() == second.keys()
+    assert first != second
+    assert await client.checksums() == first
+
+
+async def test_a_duplicate_live_id_is_refused(client: EngineClient) -> None:
+    task = asyncio.create_task(client.generate(request("twin", PROMPT, max_tokens=900)))
+    await _until_running(client, 1)
+    with pytest.raises(RequestRefused, match="400"):
+        await client.generate(request("twin", PROMPT))
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize("prompt", [[1024], [-1]])
+async def test_wrong_ids_are_refused_and_the_engine_lives(client: EngineClient, prompt: list[int]) -> None:
+    with pytest.raises(RequestRefused, match="vocabulary"):
+        await client.generate(request("bad", prompt))
+    assert len((await client.generate(request("good", PROMPT))).tokens) > 0
+
+
+async def test_the_context_ends_a_generation(client: EngineClient) -> None:
+    with pytest.raises(RequestRefused, match="1024"):
+        await client.generate(request("long", [5] * 1024))
+    done = await client.generate(request("edge", [5] * 1010, max_tokens=50))
+    assert done.finish == "stop" or 12 <= len(done.tokens) <= 14
+
+
+async def test_stops(client: EngineClient) -> None:
+    whole = (await client.generate(request("w", PROMPT, max_tokens=30, temperature=0.0))).tokens.tolist()
+    stop_id = whole[4]
+    done = await client.generate(request("s", PROMPT, max_tokens=30, temperature=0.0, stop_token_ids=(stop_id,)))
+    first = whole.index(stop_id)
+    assert (done.tokens.tolist(), done.finish, done.matched) == (whole[: first + 1], "stop", stop_id)
+
+
+async def test_streamed_tokens_are_prefixes(client: EngineClient) -> None:
+    parts: list[Completion] = []
+    done = await client.generate(request("st", PROMPT, max_tokens=20), parts.append)
+    assert len(parts) >= 3
+    for part in parts:
+        assert part.finish == "length"
+        assert part.tokens.tolist() == done.tokens[: len(part.tokens)].tolist()
+
+
+async def test_a_pause_is_acknowledged_at_once(client: EngineClient) -> None:
+    tasks = [asyncio.create_task(client.generate(request(f"q{i}", PROMPT, max_tokens=400))) for i in range(8)]
+    await _until_running(client, 4)
+    begun = time.monotonic()
+    await client.pause()
+    assert time.monotonic() - begun < 2.0
+    await client.resume()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_unknown_settings_are_refused(server: EngineServer) -> None:
+    body = {"input_ids": [5], "sampling_params": {"max_new_tokens": 2, "temprature": 1}, "rid": "x"}
+    async with aiohttp.ClientSession() as session, session.post(f"{server.url}/generate", json=body) as response:
+        assert response.status == 400
+
+
+async def _until_running(client: EngineClient, n: int) -> None:
+    """Wait until `n` requests are under way and have had time for some tokens."""
+    await _until(lambda: client.in_flight >= n)
+    await asyncio.sleep(0.05 if n < 10 else 0.1)
+
+
+async def _until(ready: object, seconds: float = 20.0) -> None:
+    assert callable(ready)
+    async with asyncio.timeout(seconds):
+        while not ready():  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
