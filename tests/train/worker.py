@@ -1,0 +1,247 @@
+"""What is checked inside a process group: `python -m tests.train.worker JOB.json`, one process a rank.
+
+Each check leaves what it found in `result-<world>.json`; tests/train/test_deepspeed.py asserts on it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agentrl.train.__main__ import prepare_environment
+
+prepare_environment()
+
+import torch  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
+from torch import Tensor  # noqa: E402
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config  # noqa: E402
+
+from agentrl.errors import AgentRLError  # noqa: E402
+from agentrl.train import algorithm, manifest, persist  # noqa: E402
+from agentrl.train.algorithm import Algorithm, Metrics, Output  # noqa: E402
+from agentrl.train.batch import Batch, pack  # noqa: E402
+from agentrl.train.deepspeed import Backend  # noqa: E402
+from agentrl.train.functional import Denominators, token_weights  # noqa: E402
+from agentrl.train.model import load_policy  # noqa: E402
+from agentrl.train.options import AlgorithmOptions, TrainerJob, TrainOptions  # noqa: E402
+from agentrl.train.plan import make_plan  # noqa: E402
+from agentrl.train.state import State  # noqa: E402
+from agentrl.types import Group, Version  # noqa: E402
+from tests.train.drawing import random_group  # noqa: E402
+
+BUDGETS = {1: 1 << 20, 2: 90}
+"""One rank packs everything in one pass; two ranks cut it finely, into passes of which the last are dummies."""
+
+
+def describe(groups: list[Group], version: int) -> manifest.Manifest:
+    """What the conductor would send."""
+    entries = [
+        {
+            "id": g.id,
+            "env": g.env,
+            "episodes": [
+                {
+                    "sample": e.sample,
+                    "scored": e.scored,
+                    "reward": e.reward,
+                    "stop": e.stop.value,
+                    "turns": [[t.index, t.trajectory, t.end, t.reward, t.agent] for t in e.turns],
+                    "trajectories": [
+                        {"length": len(t), "sampled": int(t.loss_mask.sum()), "abandoned": t.abandoned}
+                        for t in e.trajectories
+                    ],
+                }
+                for e in g.episodes
+            ],
+        }
+        for g in groups
+    ]
+    return manifest.parse(
+        {"take": 1, "step": version + 1, "version": str(Version(1, version)), "cursor": {}, "groups": entries}
+    )
+
+
+def batches(rank: int, world: int, chosen: Algorithm, seed: int) -> list[Batch]:
+    """This rank's passes of a random batch, loss weights filled in."""
+    rng = np.random.default_rng(seed)
+    groups = [random_group(i, rng, samples=3) for i in range(3)]
+    taken = describe(groups, 0)
+    plan = make_plan(taken, ranks=world, minibatches=1, budget=BUDGETS[world], longest=None)
+    credits = {i: chosen.credit(entry) for i, entry in enumerate(taken.groups)}
+    found = [pack(p, dict(enumerate(groups)), credits, version=0) for p in plan.passes[0][rank]]
+    whole = [pack(p, dict(enumerate(groups)), credits, version=0) for r in plan.passes[0] for p in r]
+    episodes = torch.cat([b.episodes[b.mask] for b in whole])
+    total = Denominators(float(sum(int(b.mask.sum()) for b in whole)), len(set(episodes.tolist())))
+    options = chosen.options
+    return [
+        b.with_advantages(chosen.advantages(b)).with_weights(
+            token_weights(b.mask, b.episode_tokens, total, options.aggregation, options.fixed_length)
+        )
+        for b in found
+    ]
+
+
+def whole_weights(backend: Backend, bucket: int = 1 << 28) -> dict[str, Tensor]:
+    return {name: tensor.float().cpu().clone() for name, tensor in backend.weights(bucket)}
+
+
+def plain_adamw(folder: Path, options: TrainOptions, chosen: Algorithm) -> dict[str, Tensor]:
+    """The same steps without DeepSpeed, on one rank and one pass."""
+    unset_hf_deepspeed_config()
+    policy = load_policy(folder, torch.float32)
+    matrices = [p for p in policy.parameters() if p.ndim > 1]
+    vectors = [p for p in policy.parameters() if p.ndim <= 1]
+    optimizer = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": options.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
+        lr=options.lr,
+        betas=options.betas,
+        eps=options.eps,
+    )
+    for step in range(3):
+        optimizer.zero_grad()
+        for batch in batches(0, 1, chosen, step):
+            loss, _ = chosen.loss(batch, policy(batch))
+            torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(policy.parameters(), options.max_grad_norm)
+        optimizer.step()
+    return {name: p.detach().float() for name, p in policy.model.named_parameters()}
+
+
+class Checks:
+    def __init__(self, folder: Path, work: Path, rank: int, world: int) -> None:
+        self.folder, self.work, self.rank, self.world = folder, work, rank, world
+        self.found: dict[str, Any] = {}
+        self.options = TrainOptions(lr=1e-3, weight_decay=0.1, max_grad_norm=0.5)
+        self.chosen = algorithm.load(AlgorithmOptions(aggregation="sequence_mean"))
+
+    def job(self, checkpoints: str) -> TrainerJob:
+        return TrainerJob(
+            run="worker",
+            train=self.options,
+            algorithm=self.chosen.options,
+            model_dir=self.folder,
+            feed_url="",
+            weights_dir=self.work / "weights",
+            checkpoints_dir=self.work / checkpoints,
+        )
+
+    def run(self) -> None:
+        self.train_save_and_resume()
+        self.other_number_of_ranks()
+        self.nothing_moves_at_rate_zero()
+        self.not_finite()
+        self.bf16()
+        self.one_rank_cannot_write()
+
+    def step(self, backend: Backend, seed: int, loss: Any = None, lr: float | None = None) -> Any:
+        mine = batches(self.rank, self.world, self.chosen, seed)
+        return backend.step(mine, loss or self.chosen.loss, lr=self.options.lr if lr is None else lr)
+
+    def train_save_and_resume(self) -> None:
+        backend = Backend(self.folder, self.options)
+        self.found["passes"] = len(batches(self.rank, self.world, self.chosen, 0))
+        self.found["metrics"] = [self.step(backend, seed).metrics for seed in (0, 1)]
+        saved = persist.save(backend, self.job(f"c{self.world}"), State(step=2, take=9, cursor={"row": 56}))
+        self.step(backend, 2)
+        after = whole_weights(backend)
+        small = whole_weights(backend, bucket=1)
+        self.found["buckets_agree"] = all(torch.equal(after[n], small[n]) for n in after)
+        persist.write_weights(backend, self.folder, self.work / f"export-{self.world}")
+        probe = batches(0, 1, self.chosen, 77)[0]
+        logprobs = backend.logprobs([probe])[0]
+
+        again = Backend(self.folder, self.options)
+        state = persist.restore(again, saved)
+        self.found["state"] = [state.step, state.take, state.cursor]
+        self.step(again, 2)
+        resumed = whole_weights(again)
+        self.found["resume_is_exact"] = all(torch.equal(after[n], resumed[n]) for n in after)
+        if self.rank == 0:
+            save_file(after, self.work / f"weights-{self.world}.safetensors")
+            save_file(
+                {"tokens": probe.tokens, "logprobs": logprobs, "mask": probe.mask, "seqlens": probe.cu_seqlens},
+                self.work / f"probe-{self.world}.safetensors",
+            )
+            plain = plain_adamw(self.folder, self.options, self.chosen)
+            self.found["distance_to_adamw"] = max(float((after[n] - plain[n]).abs().max()) for n in plain)
+
+    def other_number_of_ranks(self) -> None:
+        """One rank goes on from what two saved."""
+        saved = self.work / "c2" / "step-0000002"
+        if self.world == 2:
+            return
+        backend = Backend(self.folder, self.options)
+        persist.restore(backend, saved)
+        self.step(backend, 2)
+        save_file(whole_weights(backend), self.work / "weights-2-then-1.safetensors")
+
+    def nothing_moves_at_rate_zero(self) -> None:
+        backend = Backend(self.folder, self.options)
+        before = whole_weights(backend)
+        mine = batches(self.rank, self.world, self.chosen, 5)
+        with_proximal = [b.with_proximal(p) for b, p in zip(mine, backend.logprobs(mine), strict=True)]
+        results = [backend.step(with_proximal, self.chosen.loss, lr=0.0) for _ in range(2)]
+        after = whole_weights(backend)
+        self.found["rate_zero"] = results[1].metrics
+        self.found["rate_zero_unmoved"] = all(torch.equal(before[n], after[n]) for n in before)
+
+    def not_finite(self) -> None:
+        backend = Backend(self.folder, self.options)
+        self.step(backend, 0)
+        before, steps = whole_weights(backend), backend.state()[1]["optimizer_steps"]
+
+        def poisoned(batch: Batch, out: Output) -> tuple[Tensor, Metrics]:
+            loss, metrics = self.chosen.loss(batch, out)
+            # On one rank only: all must agree to skip.
+            return (loss * float("nan") if self.rank == self.world - 1 else loss), metrics
+
+        bad = self.step(backend, 1, poisoned)
+        after = whole_weights(backend)
+        self.found["nan_applied"] = bad.applied
+        self.found["nan_unmoved"] = all(torch.equal(before[n], after[n]) for n in before)
+        self.found["nan_steps"] = [steps, backend.state()[1]["optimizer_steps"]]
+        self.found["after_nan_applied"] = self.step(backend, 2).applied
+
+    def bf16(self) -> None:
+        backend = Backend(self.folder, self.options.model_copy(update={"dtype": "bf16"}))
+        result = self.step(backend, 0)
+        tensors, _ = backend.state()
+        self.found["bf16_finite"] = bool(np.isfinite(result.loss)) and result.applied
+        self.found["bf16_state"] = sorted({str(t.dtype) for n, t in tensors.items() if n != "rng"})
+        self.found["bf16_weights"] = sorted({str(t.dtype) for _, t in backend.weights()})
+
+    def one_rank_cannot_write(self) -> None:
+        backend = Backend(self.folder, self.options)
+
+        def full() -> None:
+            raise OSError(28, "No space left on device")
+
+        action: Callable[[], object] = full if self.rank == self.world - 1 else (lambda: None)
+        try:
+            persist.together(backend, self.work / "somewhere" / "file", action)
+        except AgentRLError as error:
+            self.found["full_disk"] = str(error)
+
+
+def main() -> None:
+    warnings.simplefilter("ignore", FutureWarning)
+    torch.set_num_threads(1)
+    job = json.loads(Path(sys.argv[1]).read_text())
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    checks = Checks(Path(job["model"]), Path(job["work"]), rank, world)
+    checks.run()
+    (Path(job["work"]) / f"result-{world}-{rank}.json").write_text(json.dumps(checks.found))
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
+    os._exit(0)
