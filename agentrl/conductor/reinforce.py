@@ -48,6 +48,7 @@ from agentrl.types import Group, Version
 
 LAST_PUBLISH_SECONDS = 300.0
 STATE_EVERY = 2.0
+RESUME_SECONDS = 5.0
 
 
 async def reinforce(config: RunConfig, plan: RunPlan, desk: Desk, *, resume: bool) -> None:
@@ -84,6 +85,7 @@ class _Run:
             self._publish, self._on_published, desk.note, owned=self._weights
         )
         self._last_publish: dict[str, Any] = {}
+        self._measuring: set[asyncio.Future[float | None]] = set()
         self._publishes = 0
         self._evaluator: Evaluator | None = None
 
@@ -122,6 +124,8 @@ class _Run:
             await self._evaluator.stop()
         if self._opening is not None:
             await _end(self._opening)
+        for measuring in list(self._measuring):
+            measuring.cancel()
         await self._feed.stop()
         if self._endpoint is not None:
             await self._endpoint.stop()
@@ -305,21 +309,28 @@ class _Run:
     async def _on_published(self, done: Published[PublishReport]) -> None:
         self._publishes += 1
         self._watchdog.beat(f"publish of {done.version}")
-        await self.runner.published(done.version)
         assert self._engine is not None
-        resumed = await self._engine.resumed(timeout=0.5)
+        resumed = asyncio.ensure_future(self._engine.resumed(RESUME_SECONDS))
+        await self.runner.published(done.version)
         figures = {
             "publish/seconds": done.seconds,
             "publish/pause_ms": 1e3 * done.report.pause_seconds,
             "publish/load_ms": 1e3 * done.report.load_seconds,
             "publish/stall_ms": 1e3 * done.report.stall_seconds,
-            "publish/resume_ms": None if resumed is None else 1e3 * resumed,
             "publish/skipped": done.skipped,
         }
         self._last_publish |= figures
         self._desk.metrics.write("publish", {"step": done.step, "version": str(done.version), **figures})
+        resumed.add_done_callback(self._note_resumed)
+        self._measuring.add(resumed)
         if done.report.failed:
             self._desk.note(f"weights {done.version} did not get into {done.report.failed}")
+
+    def _note_resumed(self, task: asyncio.Future[float | None]) -> None:
+        """Written with the step's metrics: the next publish must not wait for rollouts that have nothing to ask."""
+        self._measuring.discard(task)
+        if not task.cancelled() and task.exception() is None and (seconds := task.result()) is not None:
+            self._last_publish["publish/resume_ms"] = 1e3 * seconds
 
     async def _longest_gap(self) -> float | None:
         """The longest time without a token since the last publish, its own stall included, over the engines."""
