@@ -14,14 +14,14 @@ from typing import Any, Literal, NamedTuple
 
 import aiohttp
 
-from agentrl.engine.http import Http, error_text, json_object, sse_events
-from agentrl.engine.reply import Decode, Part, Progress, parse_part, start
-from agentrl.engine.types import Completion, GenerateRequest, OnTokens, Sampling
+from agentrl.engine.exchange import RETRIED, Reading, generate_body, not_served
+from agentrl.engine.http import Http
+from agentrl.engine.reply import Decode, Part, Progress, start
+from agentrl.engine.types import Completion, GenerateRequest, OnTokens
 from agentrl.engine.weights import Limits, Shapes, check_shapes, model_config, weight_shapes
 from agentrl.errors import ConfigError, DeadlineExceeded, EngineError, EngineLost, RequestRefused
 from agentrl.types import Version
 
-_RETRIED = frozenset({429, 502, 503, 504})
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 _STREAM_INTERVAL = 16
 """Tokens a stream event where the stream only guards against the engine's death."""
@@ -74,6 +74,11 @@ class EngineClient:
         self._http = Http(self.url)
         self._shapes: Shapes | None = None
         self._paused = False
+        self._resumed = asyncio.Event()
+        self._resumed.set()
+        self._asking = 0
+        self._none_asking = asyncio.Event()
+        self._none_asking.set()
         self._aborted_in_pause: list[str] = []
         self._background: set[asyncio.Task[None]] = set()
 
@@ -142,7 +147,7 @@ class EngineClient:
         if part.finish == "abort":
             if part.status is not None and 400 <= part.status < 500:
                 raise RequestRefused(f"request {progress.request.id}: {self.url} refused it: {part.detail}")
-            if part.status is not None and part.status not in _RETRIED:
+            if part.status is not None and part.status not in RETRIED:
                 raise EngineError(f"request {progress.request.id}: {self.url} gave it up: {part.detail}")
             progress.waiting_for = f"the rest after an abort ({part.detail or 'no reason given'})"
             progress.keep(part)
@@ -158,19 +163,24 @@ class EngineClient:
         self, progress: Progress, asked: int, on_tokens: OnTokens | None, fail_over: bool, guarded: bool
     ) -> Part | None:
         """One request to the server; None where it asks to come again."""
+        if self._pause_mode == "abort":
+            progress.waiting_for = "the end of a pause"
+            await self._resumed.wait()
         if self.version is None:
             progress.waiting_for = "its weight version"
             await self.model_info()
         rid, pinned = progress.next_id(), self.version
         stream = on_tokens is not None or guarded
         interval = 1 if on_tokens is not None else _STREAM_INTERVAL
-        body = _body(progress, rid, asked, interval if stream else None)
-        reading = _Reading(self, progress, pinned, on_tokens)
+        body = generate_body(progress, rid, asked, interval if stream else None)
+        reading = Reading(progress, self.url, self._limits, pinned, lambda: self.version, on_tokens)
         progress.waiting_for = "generated tokens"
+        self._asking += 1
+        self._none_asking.clear()
         try:
             async with self._http.post("/generate", body) as response:
                 if response.status != 200:
-                    self._not_served(progress, response.status, await response.read())
+                    not_served(progress, self.url, response.status, await response.read())
                     return None
                 return await reading.stream(response) if stream else reading.whole(await response.read())
         except aiohttp.ClientConnectorError as error:
@@ -186,15 +196,10 @@ class EngineClient:
             progress.keep(reading.safe)
             self._later(self._abort_quietly(rid))
             raise
-
-    def _not_served(self, progress: Progress, status: int, body: bytes) -> None:
-        text = error_text(body)
-        if status in _RETRIED:
-            progress.waiting_for = f"a server that answers {status} ({text})"
-            return
-        if 400 <= status < 500:
-            raise RequestRefused(f"request {progress.request.id}: {self.url} answered {status}: {text}")
-        raise EngineError(f"request {progress.request.id}: {self.url} answered {status}: {text}")
+        finally:
+            self._asking -= 1
+            if self._asking == 0:
+                self._none_asking.set()
 
     async def _clear(self, rid: str, fail_over: bool) -> None:
         pause = _FIRST_PAUSE
@@ -213,12 +218,22 @@ class EngineClient:
     async def pause(self) -> None:
         """Stop between two tokens; running requests wait (or come back aborted and are resumed by `generate`)."""
         self._paused = True
+        self._resumed.clear()
         await self._control("/pause_generation", {"mode": self._pause_mode}, "the pause")
+        if self._pause_mode == "abort":
+            # All replies come in before anything changes: such servers cannot say which weights made a token.
+            try:
+                await asyncio.wait_for(self._none_asking.wait(), self._control_timeout)
+            except TimeoutError as error:
+                raise DeadlineExceeded(
+                    f"{self.url} sent {self._asking} aborted replies not within {self._control_timeout:g} s of a pause"
+                ) from error
 
     async def resume(self) -> None:
         """Go on after `pause`."""
         await self._control("/continue_generation", {}, "the continuation")
         self._paused = False
+        self._resumed.set()
         # SGLang forgets an abort for a request that arrived during the pause: it is said again.
         again, self._aborted_in_pause = self._aborted_in_pause, []
         for rid in again:
@@ -327,80 +342,3 @@ class EngineClient:
             await self.abort(rid)
         except (EngineError, DeadlineExceeded):
             pass  # a server that cannot be told is gone, or drops the request when it sees the closed connection
-
-
-class _Reading:
-    """Reads one reply. `safe` is what a broken stream had brought whose version is certain."""
-
-    def __init__(
-        self, client: EngineClient, progress: Progress, pinned: Version | None, on_tokens: OnTokens | None
-    ) -> None:
-        self._client = client
-        self._progress = progress
-        self._pinned = pinned
-        self._on_tokens = on_tokens
-        self.safe: Part | None = None
-
-    def whole(self, body: bytes) -> Part:
-        return self._parse(json_object(body))
-
-    async def stream(self, response: aiohttp.ClientResponse) -> Part | None:
-        """Read the events to the last; None for an error event that asks to come again."""
-        async for data in sse_events(response):
-            event = json_object(data)
-            if "error" in event:
-                error = event["error"]
-                status = int(error.get("code") or 400) if isinstance(error, dict) else 400
-                self._client._not_served(self._progress, status, data)
-                return None
-            part = self._parse(event)
-            if part.finish:
-                if self._on_tokens is not None and part.finish != "abort" and part.tokens:
-                    self._on_tokens(self._progress.completion("length", None, part))
-                return part
-            if part.spans:
-                self.safe = part
-                if self._on_tokens is not None:
-                    self._on_tokens(self._progress.completion("length", None, part))
-        raise aiohttp.ClientPayloadError("the stream ended without a finish reason")
-
-    def _parse(self, reply: dict[str, Any]) -> Part:
-        # A label that changed under way leaves no pinned version: such tokens are certain only with spans.
-        pinned = self._pinned if self._pinned == self._client.version else None
-        limits = self._client._limits
-        return parse_part(reply, None if limits is None else limits.vocab_size, pinned)
-
-
-def _body(progress: Progress, rid: str, asked: int, stream_interval: int | None) -> dict[str, Any]:
-    body: dict[str, Any] = {
-        "input_ids": progress.prompt.tolist(),
-        "sampling_params": sampling_params(progress.request.sampling, asked),
-        "return_logprob": True,
-        "rid": rid,
-    }
-    if stream_interval is not None:
-        body["stream"] = True
-        body["sampling_params"]["stream_interval"] = stream_interval
-    return body
-
-
-def sampling_params(sampling: Sampling, max_new_tokens: int) -> dict[str, Any]:
-    """SGLang's form; what has the default is left out, so that older servers see nothing they do not know."""
-    params: dict[str, Any] = {
-        "max_new_tokens": max_new_tokens,
-        "temperature": sampling.temperature,
-        "skip_special_tokens": False,
-    }
-    optional: dict[str, tuple[Any, Any]] = {
-        "stop": (list(sampling.stop), []),
-        "stop_token_ids": (list(sampling.stop_token_ids), []),
-        "sampling_seed": (None if sampling.seed is None else sampling.seed % 2**63, None),
-        "top_p": (sampling.top_p, 1.0),
-        "top_k": (sampling.top_k, -1),
-        "min_p": (sampling.min_p, 0.0),
-        "frequency_penalty": (sampling.frequency_penalty, 0.0),
-        "presence_penalty": (sampling.presence_penalty, 0.0),
-        "repetition_penalty": (sampling.repetition_penalty, 1.0),
-        "json_schema": (sampling.json_schema, None),
-    }
-    return params | {name: value for name, (value, default) in optional.items() if value != default}

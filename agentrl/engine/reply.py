@@ -35,9 +35,9 @@ class Part(NamedTuple):
 def parse_part(reply: Mapping[str, Any], vocab_size: int | None, pinned: Version | None) -> Part:
     """Read a `/generate` reply or stream event.
 
-    `pinned` is the version that the engine held from before the request was sent until now, None where that is not
-    known or it changed: it labels replies without version spans (servers before 0.5.19). Raises EngineError for
-    anything inconsistent.
+    `pinned` is the version that the engine held before the request was sent: where the reply has that label and no
+    spans (servers before 0.5.19) it labels all tokens, because no label ever comes back. None where it is not known.
+    Raises EngineError for anything inconsistent.
     """
     meta = reply.get("meta_info") or {}
     reason = meta.get("finish_reason") or {"type": ""}
@@ -64,7 +64,7 @@ def _pair(tokens: list[int], entries: Any, matched: Any) -> tuple[list[int], lis
                 f"missing_logprobs: {len(tokens)} tokens came without log-probs; the engine must honour return_logprob"
             )
         return [], []
-    pairs = [(e, None) if isinstance(e, int | float) else (e[0], e[1]) for e in entries]
+    pairs = [(e[0], e[1]) if isinstance(e, list | tuple) else (e, None) for e in entries]
     dropped_stop = len(pairs) == len(tokens) + 1 and isinstance(matched, int) and pairs[-1][1] in (None, matched)
     if dropped_stop:
         tokens = [*tokens, matched]

@@ -46,7 +46,8 @@ class ScriptedServer:
         completion = await EngineClient(server.url).generate(request)
     ```
 
-    `calls` lists every control call and generation in the order of arrival, `running` the live request ids.
+    `calls` lists every control call (and its end, as "… done") and generation in order, `running` the live request ids;
+    `info_hangs` makes the whole server look frozen.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class ScriptedServer:
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.running: dict[str, _Running] = {}
         self.checksum = "0"
+        self.info_hangs = False
         self.url = ""
         self._going = asyncio.Event()
         self._going.set()
@@ -101,6 +103,8 @@ class ScriptedServer:
             self._runner = None
 
     async def _info(self, request: web.Request) -> web.Response:
+        if self.info_hangs:
+            await asyncio.sleep(3600)
         return web.json_response({"weight_version": self.version, "model_path": "scripted"})
 
     async def _control(self, request: web.Request) -> web.Response:
@@ -177,7 +181,8 @@ class ScriptedServer:
             if len(state.tokens) >= params["max_new_tokens"]:
                 return {"type": "length", "length": len(state.tokens)}
             await asyncio.sleep(self.token_delay)
-            await self._going.wait()
+            while not (self._going.is_set() or state.aborted):  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
             if state.aborted:
                 return {"type": "abort", "message": "Aborted"}
             state.tokens.append(int(token))

@@ -1,0 +1,211 @@
+"""The client against a server that misbehaves as real ones do."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from agentrl.engine.client import EngineClient
+from agentrl.engine.types import Completion, Span
+from agentrl.errors import DeadlineExceeded, EngineError, RequestRefused
+from agentrl.testing.scripted_server import Fault, ScriptedServer
+from agentrl.types import Version
+from tests.engine.kit import request
+
+V10, V11 = Version(1, 0), Version(1, 1)
+
+
+def _counting(prompt: Sequence[int]) -> list[int]:
+    """Goes on counting from the prompt's last token, to 40: a continuation is exact if nothing is lost or doubled."""
+    return list(range(prompt[-1] + 1, 41))
+
+
+def _generations(server: ScriptedServer) -> list[dict[str, object]]:
+    return [body for path, body in server.calls if path == "/generate"]
+
+
+async def test_an_aborted_reply_is_resumed_and_never_shown_as_finished() -> None:
+    async with ScriptedServer(_counting) as server:
+        server.faults += [Fault("abort", after=0), Fault("abort", after=2), Fault("abort", after=3)]
+        client = EngineClient(server.url)
+        seen: list[Completion] = []
+        done = await client.generate(request("r", [9], max_tokens=12), seen.append)
+        asked = _generations(server)
+        await client.close()
+    assert done.tokens.tolist() == list(range(10, 22))
+    assert (done.finish, done.matched, done.spans) == ("length", None, (Span(V10, 0, 12),))
+    assert [b["sampling_params"]["max_new_tokens"] for b in asked] == [12, 12, 10, 7]  # type: ignore[index]
+    assert asked[3]["input_ids"] == list(range(9, 15))
+    assert [p.tokens.tolist() for p in seen] == [list(range(10, 10 + len(p.tokens))) for p in seen]
+
+
+async def test_an_abort_after_the_last_token_of_the_budget_is_a_length_stop() -> None:
+    async with ScriptedServer(_counting) as server:
+        server.faults.append(Fault("abort", after=3))
+        client = EngineClient(server.url)
+        done = await client.generate(request("r", [9], max_tokens=3))
+        await client.close()
+    assert (done.tokens.tolist(), done.finish) == ([10, 11, 12], "length")
+
+
+async def test_deterministic_refusals_are_not_retried() -> None:
+    async with ScriptedServer(_counting) as server:
+        server.faults.append(Fault("status", status=400, message="requested token count exceeds context"))
+        client = EngineClient(server.url)
+        with pytest.raises(RequestRefused, match="exceeds context"):
+            await client.generate(request("r", [9]))
+        await client.close()
+        assert len(_generations(server)) == 1
+
+
+@pytest.mark.parametrize("status", [503, 429])
+async def test_a_busy_server_is_waited_for_by_time(status: int) -> None:
+    async with ScriptedServer(_counting) as server:
+        server.faults += [Fault("status", status=status)] * 4
+        client = EngineClient(server.url)
+        assert (await client.generate(request("r", [9], max_tokens=2))).tokens.tolist() == [10, 11]
+        server.faults += [Fault("status", status=status)] * 1000
+        with pytest.raises(DeadlineExceeded, match=str(status)):
+            await client.generate(request("r2", [9], seconds=0.5))
+        await client.close()
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_lost_connection_is_aborted_before_a_retry(streamed: bool) -> None:
+    async with ScriptedServer(_counting) as server:
+        server.faults.append(Fault("reset", after=3))
+        client = EngineClient(server.url)
+        done = await client.generate(request("r", [9], max_tokens=6), (lambda _: None) if streamed else None)
+        await client.close()
+        order = [(path, body.get("rid")) for path, body in server.calls if path in ("/generate", "/abort_request")]
+        assert not server.running
+    assert done.tokens.tolist() == list(range(10, 16))
+    assert order == [("/generate", "r"), ("/abort_request", "r"), ("/generate", "r~1")]
+    if streamed:
+        assert _generations(server)[1]["input_ids"] == [9, 10, 11, 12]
+
+
+async def test_a_refused_connection_is_tried_again_without_an_abort() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    client = EngineClient(f"http://127.0.0.1:{port}")
+    task = asyncio.create_task(client.generate(request("r", [9], max_tokens=2)))
+    await asyncio.sleep(0.2)
+    server = ScriptedServer(_counting)
+    await server.start(port)
+    assert (await task).tokens.tolist() == [10, 11]
+    assert [path for path, _ in server.calls] == ["/generate"]
+    await client.close()
+    await server.stop()
+
+
+async def test_the_deadline_names_what_was_waited_for_and_aborts() -> None:
+    async with ScriptedServer(_counting) as server:
+        server.faults.append(Fault("hang", after=2))
+        client = EngineClient(server.url)
+        with pytest.raises(DeadlineExceeded, match=r"2 of 8 tokens while waiting for generated tokens"):
+            await client.generate(request("r", [9], seconds=0.3), lambda _: None)
+        await client.close()
+        assert ("/abort_request", {"rid": "r"}) in server.calls
+
+
+async def test_cancelling_sends_an_abort_and_again_after_a_pause() -> None:
+    async with ScriptedServer(_counting, token_delay=0.05) as server:
+        client = EngineClient(server.url)
+        await client.pause()
+        task = asyncio.create_task(client.generate(request("r", [9])))
+        await asyncio.sleep(0.1)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await asyncio.sleep(0.05)
+        await client.resume()
+        await client.close()
+        aborts = [body for path, body in server.calls if path == "/abort_request"]
+    assert aborts == [{"rid": "r"}, {"rid": "r"}]
+
+
+@pytest.mark.parametrize(("kind", "error"), [("no_logprobs", "missing_logprobs"), ("dropped_stop", "")])
+async def test_damaged_replies(kind: str, error: str) -> None:
+    async with ScriptedServer(_counting) as server:
+        server.faults.append(Fault(kind))
+        client = EngineClient(server.url)
+        made = request("r", [9], stop_token_ids=(12,))
+        if error:
+            with pytest.raises(EngineError, match=error):
+                await client.generate(made)
+        else:
+            assert (await client.generate(made)).tokens.tolist() == [10, 11, 12]
+        await client.close()
+
+
+async def test_tokens_made_before_a_label_change_keep_their_version() -> None:
+    """The label moves while the reply is on the wire; also on servers that send no spans."""
+    async with ScriptedServer(_counting, token_delay=0.02) as server:
+        client = EngineClient(server.url)
+        task = asyncio.create_task(client.generate(request("r", [9], max_tokens=4)))
+        await asyncio.sleep(0.05)
+        await client.set_version(V11)
+        done = await task
+        await client.close()
+        assert ("/update_weight_version", {"new_version": "1.1", "abort_all_requests": False}) in server.calls
+    assert [s.version for s in done.spans] == [V10, V11]
+
+
+async def test_servers_without_spans_need_the_abort_mode() -> None:
+    async with ScriptedServer(_counting, token_delay=0.02, spans=False) as server:
+        client = EngineClient(server.url, pause_mode="abort")
+        task = asyncio.create_task(client.generate(request("r", [9], max_tokens=8)))
+        await asyncio.sleep(0.07)
+        await client.pause()
+        await asyncio.sleep(0.05)
+        await client.update_from_disk("new", V11)
+        await client.resume()
+        done = await task
+        await client.close()
+    assert done.tokens.tolist() == list(range(10, 18))
+    assert [s.version for s in done.spans] == [V10, V11]
+
+
+async def test_updates_refused_for_pending_requests_back_off_within_bounds() -> None:
+    answers = [(400, "flush refused: pending requests")] * 3
+    async with ScriptedServer(_counting, update_answers=answers) as server:
+        client = EngineClient(server.url)
+        await client.update_from_disk("new", V11)
+        assert client.version == V11
+        server.update_answers.extend(answers * 100)
+        short = EngineClient(server.url, load_timeout=0.3)
+        with pytest.raises(EngineError, match="pending"):
+            await short.update_from_disk("newer", Version(1, 2))
+        assert (await short.model_info()).version == V11
+        await client.close()
+        await short.close()
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 256])
+async def test_chunks_are_exact(chunk: int) -> None:
+    async with ScriptedServer(_counting) as server:
+        client = EngineClient(server.url, chunk_tokens=chunk)
+        done = await client.generate(request("r", [9], max_tokens=8))
+        stopped = await client.generate(request("r", [9], max_tokens=8, stop_token_ids=(13,)))
+        await client.close()
+    assert (done.tokens.tolist(), done.finish) == (list(range(10, 18)), "length")
+    assert (stopped.tokens.tolist(), stopped.finish, stopped.matched) == ([10, 11, 12, 13], "stop", 13)
+
+
+async def test_weights_that_do_not_fit_are_not_offered(tmp_path: Path) -> None:
+    from tests.engine.kit import vivid_model
+
+    model = vivid_model(tmp_path / "model", 0)
+    other = vivid_model(tmp_path / "other", 0, hidden=32)
+    async with ScriptedServer(_counting) as server:
+        client = EngineClient(server.url, model_dir=model)
+        with pytest.raises(EngineError, match="shape"):
+            await client.update_from_disk(other, V11)
+        assert server.calls == []
+        await client.update_from_disk(model, V11)
+        await client.close()

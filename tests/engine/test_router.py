@@ -1,0 +1,189 @@
+"""Several engines as one: affinity, failover from the tokens so far, publishing in order, fencing."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from agentrl.engine.client import EngineClient
+from agentrl.engine.router import Router
+from agentrl.errors import DeadlineExceeded, EngineError
+from agentrl.testing.scripted_server import Fault, ScriptedServer
+from agentrl.types import Version
+from tests.engine.kit import request
+
+V11 = Version(1, 1)
+
+
+def _counting(prompt: Sequence[int]) -> list[int]:
+    return list(range(prompt[-1] + 1, 60))
+
+
+@asynccontextmanager
+async def _fleet(n: int, **settings: float) -> AsyncIterator[tuple[Router, list[ScriptedServer]]]:
+    servers = [ScriptedServer(_counting, **settings) for _ in range(n)]  # type: ignore[arg-type]
+    for server in servers:
+        await server.start()
+    clients = [EngineClient(s.url, control_timeout=0.5, load_timeout=2.0) for s in servers]
+    router = Router(clients, check_every=0.05, max_misses=2)
+    try:
+        yield router, servers
+    finally:
+        await router.close()
+        for server in servers:
+            await server.stop()
+
+
+def _asked(server: ScriptedServer) -> list[dict[str, object]]:
+    return [body for path, body in server.calls if path == "/generate"]
+
+
+async def test_sessions_stick_and_load_spreads() -> None:
+    async with _fleet(2) as (router, servers):
+        for turn in range(3):
+            await asyncio.gather(*(router.generate(request(f"{s}-{turn}", [9], session=f"s{s}")) for s in range(8)))
+        by_session = [{str(b["rid"]).split("-")[0] for b in _asked(s)} for s in servers]
+    assert [len(sessions) for sessions in by_session] == [4, 4]
+    assert not by_session[0] & by_session[1]
+
+
+async def test_a_dying_engine_loses_nothing() -> None:
+    async with _fleet(2, token_delay=0.01) as (router, servers):
+        tasks = [
+            asyncio.create_task(router.generate(request(f"r{i}", [9], max_tokens=45, session=f"s{i}")))
+            for i in range(8)
+        ]
+        await asyncio.sleep(0.3)
+        await servers[0].stop()
+        done = await asyncio.gather(*tasks)
+        moved = [b for b in _asked(servers[1]) if "~" in str(b["rid"])]
+        assert router.fenced.keys() == {servers[0].url}
+    assert all(c.tokens.tolist() == list(range(10, 55)) for c in done)
+    assert len(moved) == 4
+    assert all(len(b["input_ids"]) > 1 for b in moved), "they go on from the tokens so far"  # type: ignore[arg-type]
+
+
+async def test_a_hanging_engine_is_fenced_and_its_requests_move() -> None:
+    async with _fleet(2) as (router, servers):
+        servers[0].faults.append(Fault("hang", after=3))
+        task = asyncio.create_task(router.generate(request("r", [9], max_tokens=6)))
+        await asyncio.sleep(0.1)
+        servers[0].info_hangs = True
+        done = await task
+        assert servers[0].url in router.fenced
+    assert done.tokens.tolist() == list(range(10, 16))
+
+
+async def test_a_poison_request_does_not_take_every_engine() -> None:
+    async with _fleet(4) as (router, servers):
+        for server in servers:
+            server.faults += [Fault("reset")] * 10
+        with pytest.raises(EngineError, match="may be the cause"):
+            await router.generate(request("poison", [9]))
+        assert sum(len(_asked(s)) for s in servers) == 3
+
+
+async def test_no_engine_at_all_ends_at_the_deadline() -> None:
+    async with _fleet(1) as (router, servers):
+        await servers[0].stop()
+        with pytest.raises(DeadlineExceeded, match="no engine served"):
+            await router.generate(request("r", [9], seconds=0.5))
+
+
+async def test_publish_updates_only_paused_engines_and_resumes_all() -> None:
+    async with _fleet(3, control_delay=0.02, token_delay=0.01) as (router, servers):
+        tasks = [
+            asyncio.create_task(router.generate(request(f"r{i}", [9], max_tokens=40, session=f"s{i}")))
+            for i in range(9)
+        ]
+        await asyncio.sleep(0.1)
+        report = await router.publish("new", V11)
+        done = await asyncio.gather(*tasks)
+        for server in servers:
+            controls = [path for path, _ in server.calls if path.startswith(("/pause", "/update_weights", "/continue"))]
+            assert controls == [
+                "/pause_generation",
+                "/pause_generation done",
+                "/update_weights_from_disk",
+                "/update_weights_from_disk done",
+                "/continue_generation",
+                "/continue_generation done",
+            ]
+        assert len(set(map(str, (await router.checksums()).values()))) == 1
+    assert sorted(report.updated) == sorted(s.url for s in servers)
+    assert all([s.version for s in c.spans] == [Version(1, 0), V11] for c in done)
+
+
+async def test_a_publish_that_all_refuse_leaves_the_old_version_serving() -> None:
+    async with _fleet(2) as (router, servers):
+        for server in servers:
+            server.update_answers.append((400, "no such folder"))
+        with pytest.raises(EngineError, match="no such folder"):
+            await router.publish("nowhere", V11)
+        assert router.fenced == {}
+        done = await router.generate(request("r", [9], max_tokens=2))
+    assert [s.version for s in done.spans] == [Version(1, 0)]
+
+
+async def test_an_engine_that_refuses_alone_is_fenced_until_it_has_the_weights() -> None:
+    async with _fleet(2) as (router, servers):
+        servers[0].update_answers.append((400, "disk error"))
+        report = await router.publish("new", V11)
+        assert report.failed.keys() == {servers[0].url}
+        await _until(lambda: not router.fenced)
+        assert [s.version for s in servers] == ["1.1", "1.1"]
+
+
+async def test_publishing_under_random_delays_never_blocks_and_never_overtakes_the_pause() -> None:
+    rng = random.Random(0)
+    async with _fleet(2, token_delay=0.001) as (router, servers):
+        for number in range(1, 26):
+            for server in servers:
+                server.control_delay = rng.random() * 0.004
+            work = [router.generate(request(f"{number}-{i}", [9], max_tokens=5)) for i in range(4)]
+            async with asyncio.timeout(10):
+                await asyncio.gather(router.publish(f"w{number}", Version(1, number)), *work)
+        for server in servers:
+            paused = False
+            for path, _ in server.calls:
+                paused = {"/pause_generation done": True, "/continue_generation": False}.get(path, paused)
+                assert path != "/update_weights_from_disk" or paused
+
+
+async def test_a_later_engine_has_the_current_weights_before_it_serves(tmp_path: Path) -> None:
+    async with _fleet(1) as (router, _), ScriptedServer(_counting) as late, ScriptedServer(_counting) as wrong:
+        await router.publish(tmp_path, V11)
+        await router.add(EngineClient(late.url))
+        assert late.calls[0][0] == "/continue_generation"
+        assert late.calls[2][0] == "/update_weights_from_disk"
+        assert late.version == "1.1"
+        wrong.version = "1.1"  # the right label on other weights
+        stray = EngineClient(wrong.url)
+        with pytest.raises(EngineError, match="other weights"):
+            await router.add(stray)
+        await stray.close()
+
+
+async def test_a_restarted_engine_comes_back_with_the_current_weights() -> None:
+    async with _fleet(2) as (router, servers):
+        await router.publish("new", V11)
+        port = int(servers[0].url.rsplit(":", 1)[1])
+        await servers[0].stop()
+        await _until(lambda: bool(router.fenced))
+        again = ScriptedServer(_counting)
+        await again.start(port)
+        await _until(lambda: not router.fenced)
+        assert (again.version, again.checksum) == ("1.1", "new")
+        await again.stop()
+
+
+async def _until(ready: object, seconds: float = 10.0) -> None:
+    assert callable(ready)
+    async with asyncio.timeout(seconds):
+        while not ready():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
