@@ -1,15 +1,19 @@
 """The endpoint: sessions over an engine, and the HTTP app that serves them to any OpenAI client.
 
-POST /v1/chat/completions          Authorization: Bearer <session key>
-POST /s/<session key>/v1/chat/completions
-GET  /v1/models                    the same two ways
+```
+POST /v1/chat/completions                   Authorization: Bearer <session key>
+POST /s/<session key>/v1/chat/completions   for clients that send a key of their own
+POST /v1/completions                        one raw prompt, text or token ids; the same two ways
+GET  /v1/models                             the same two ways
+```
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
+from typing import Any, NamedTuple
 
 import orjson
 from aiohttp import web
@@ -19,9 +23,10 @@ from agentrl.endpoint.options import EndpointOptions
 from agentrl.endpoint.parse import Format, detect_format
 from agentrl.endpoint.render import Renderer
 from agentrl.endpoint.replay import Replays
-from agentrl.endpoint.reply import to_json
-from agentrl.endpoint.request import ChatRequest, Refused, read_request
+from agentrl.endpoint.reply import Reply, to_json, to_text_json
+from agentrl.endpoint.request import ChatRequest, Refused, read_request, read_text_request
 from agentrl.endpoint.session import Session, Terms
+from agentrl.endpoint.stream import Parts, chunks
 from agentrl.endpoint.template import ChatTemplate
 from agentrl.engine.types import Engine
 from agentrl.errors import (
@@ -33,6 +38,8 @@ from agentrl.errors import (
     RequestRefused,
 )
 
+Read = Callable[[Mapping[str, Any]], ChatRequest]
+Write = Callable[[Reply], dict[str, Any]]
 _BACKLOG = 8192
 _MAX_BODY = 256 << 20
 
@@ -114,6 +121,7 @@ class Endpoint:
         app = web.Application(client_max_size=_MAX_BODY)
         for prefix in ("", "/s/{key}"):
             app.router.add_post(f"{prefix}/v1/chat/completions", self._chat)
+            app.router.add_post(f"{prefix}/v1/completions", self._text)
             app.router.add_get(f"{prefix}/v1/models", self._models)
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
@@ -150,33 +158,58 @@ class Endpoint:
         return _json({"object": "list", "data": [model]})
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
+        return await self._serve(request, read_request, to_json)
+
+    async def _text(self, request: web.Request) -> web.StreamResponse:
+        return await self._serve(request, read_text_request, to_text_json)
+
+    async def _serve(self, request: web.Request, read: Read, write: Write) -> web.StreamResponse:
         known = self._session_of(request)
         if known is None:
             return _no_session()
         if self._calls >= self.options.max_calls:
-            return _error(429, f"{self._calls} calls are running, the limit", "rate_limit_error", retry_after=1)
+            return _busy(self._calls)
         session, replays = known
         self._calls += 1
         try:
             raw = await request.read()
-            asked = read_request(_body(raw))
-            return await self._answer(request, session, replays, asked, raw)
+            asked = read(_body(raw))
+            if asked.stream:
+                return await _stream(request, chunks(session, asked))
+            return _json(write(await self._reply(request, session, replays, asked, raw)))
         except AgentRLError as error:
-            return error_response(error)
+            return failure(error).response()
         finally:
             self._calls -= 1
 
-    async def _answer(
+    async def _reply(
         self, request: web.Request, session: Session, replays: Replays, asked: ChatRequest, raw: bytes
-    ) -> web.StreamResponse:
-        if asked.stream:
-            raise Refused("streaming is not served yet: leave out stream", "stream")
+    ) -> Reply:
         again = request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
         key = request.headers.get("Idempotency-Key")
-        reply = await replays.run(
-            raw if key is None else key.encode(), again or key is not None, lambda: session.complete(asked)
-        )
-        return _json(to_json(reply))
+        name = request.path.encode() + (raw if key is None else key.encode())
+        return await replays.run(name, again or key is not None, lambda: session.complete(asked))
+
+
+async def _stream(request: web.Request, parts: Parts) -> web.StreamResponse:
+    """Server-sent events. Errors before the first chunk are ordinary answers; a later one is the last event."""
+    async with aclosing(parts):
+        first = await anext(parts)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        await response.prepare(request)
+        await response.write(_event(first))
+        try:
+            async for part in parts:
+                await response.write(_event(part))
+        except AgentRLError as error:
+            await response.write(_event(failure(error).body))
+        await response.write(b"data: [DONE]\n\n")
+    await response.write_eof()
+    return response
+
+
+def _event(body: object) -> bytes:
+    return b"data: " + orjson.dumps(body) + b"\n\n"
 
 
 def _body(raw: bytes) -> Mapping[str, Any]:
@@ -189,41 +222,46 @@ def _body(raw: bytes) -> Mapping[str, Any]:
     return body
 
 
-def error_response(error: AgentRLError) -> web.Response:
-    """An error in OpenAI's form. Only faults of the engine are 5xx, and the client is told not to repeat what cannot
-    succeed."""
+class Failure(NamedTuple):
+    """An error in OpenAI's form."""
+
+    status: int
+    body: dict[str, Any]
+    headers: Mapping[str, str]
+
+    def response(self) -> web.Response:
+        """As an HTTP answer."""
+        answer = _json(self.body, self.status)
+        answer.headers.update(self.headers)
+        return answer
+
+
+def failure(error: AgentRLError) -> Failure:
+    """Only faults of the engine are 5xx. The client is told not to repeat a call: what can be retried was retried
+    below."""
     if isinstance(error, LimitReached):
-        return _error(400, str(error), "invalid_request_error", code="context_length_exceeded", param="messages")
+        return _failure(400, str(error), "invalid_request_error", code="context_length_exceeded", param="messages")
     if isinstance(error, (ContractError, RequestRefused)):
         param = error.param if isinstance(error, Refused) else None
-        return _error(400, str(error), "invalid_request_error", param=param)
+        return _failure(400, str(error), "invalid_request_error", param=param)
     if isinstance(error, DeadlineExceeded):
-        return _error(504, str(error), "timeout_error", code="deadline_exceeded")
-    return _error(503, str(error), "server_error", code="engine_error")
+        return _failure(504, str(error), "timeout_error", code="deadline_exceeded")
+    return _failure(503, str(error), "server_error", code="engine_error")
 
 
 def _no_session() -> web.Response:
-    return _error(
-        401,
-        "no open session has this key; keys are valid until their episode ends",
-        "authentication_error",
-        code="invalid_api_key",
-    )
+    message = "no open session has this key; keys are valid until their episode ends"
+    return _failure(401, message, "authentication_error", code="invalid_api_key").response()
 
 
-def _error(
-    status: int,
-    message: str,
-    kind: str,
-    *,
-    code: str | None = None,
-    param: str | None = None,
-    retry_after: int | None = None,
-) -> web.Response:
-    headers = {"x-should-retry": "false"} if retry_after is None else {"Retry-After": str(retry_after)}
-    response = _json({"error": {"message": message, "type": kind, "param": param, "code": code}}, status)
-    response.headers.update(headers)
-    return response
+def _busy(running: int) -> web.Response:
+    made = _failure(429, f"{running} calls are running, which is endpoint.max_calls: ask again", "rate_limit_error")
+    return made._replace(headers={"Retry-After": "1"}).response()
+
+
+def _failure(status: int, message: str, kind: str, *, code: str | None = None, param: str | None = None) -> Failure:
+    body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    return Failure(status, body, {"x-should-retry": "false"})
 
 
 def _json(body: object, status: int = 200) -> web.Response:

@@ -126,6 +126,15 @@ class Recorder:
         new = [canonical(message, i) for i, message in enumerate(given[n:], n)]
         return Place(line, len(line.turns) - 1, given, new, line.setting, agent, SplitReason.BRANCH)
 
+    def locate_text(self, prompt: Int32Array | str, setting: Setting, agent: str) -> tuple[Place, int]:
+        """Where a raw prompt goes on, and how much of it (tokens or characters) is already there."""
+        mine = [line for line in self.lines if line.agent == agent]
+        for line in reversed(mine):
+            known = line.tokens if isinstance(prompt, np.ndarray) else "".join(line.texts)
+            if line.setting is setting and len(prompt) > len(known) and _begins(prompt, known):
+                return Place(line, len(line.turns) - 1, (), [], setting, agent, SplitReason.BRANCH), len(known)
+        return Place(None, -1, (), [], setting, agent, SplitReason.OTHER if mine else SplitReason.START), 0
+
     def append(self, place: Place, prompt: Prompt, sample: Sample) -> Line:
         """Record a sampled turn; EngineError where the engine's numbers cannot be."""
         sampled = _sampled_segments(sample)
@@ -216,6 +225,12 @@ class Recorder:
         for child in self.lines:
             if child.parent is line and child.parent_turn >= turn:
                 self._forget(child, 0, kept)
+
+
+def _begins(prompt: Int32Array | str, known: Int32Array | str) -> bool:
+    if isinstance(prompt, str) or isinstance(known, str):
+        return isinstance(prompt, str) and isinstance(known, str) and prompt.startswith(known)
+    return np.array_equal(prompt[: len(known)], known)
 
 
 def _longest(line: Line) -> int:

@@ -15,6 +15,7 @@ from openai.types.chat.chat_completion_message_function_tool_call import Functio
 from pydantic import BaseModel
 
 from agentrl.endpoint.parse import Call, CallError, Parsed
+from agentrl.engine.types import Completion
 from agentrl.types import Message
 
 _M = TypeVar("_M", bound=BaseModel)
@@ -39,6 +40,14 @@ class Reply:
     choices: tuple[Choice, ...]
     prompt_tokens: int
     completion_tokens: int
+
+
+def before_stop(text: str, completion: Completion) -> str:
+    """The text without the stop string that ended it, which is no part of the answer; its tokens stay recorded."""
+    if not isinstance(completion.matched, str):
+        return text
+    at = text.rfind(completion.matched)
+    return text if at < 0 else text[:at]
 
 
 def message_of(parsed: Parsed, first_call: int) -> Message:
@@ -78,6 +87,21 @@ def to_json(reply: Reply) -> dict[str, Any]:
                 "finish_reason": choice.finish,
                 "logprobs": None if choice.logprobs is None else {"content": choice.logprobs, "refusal": None},
             }
+            for i, choice in enumerate(reply.choices)
+        ],
+        "usage": usage(reply),
+    }
+
+
+def to_text_json(reply: Reply) -> dict[str, Any]:
+    """The body of an HTTP answer to a text completion."""
+    return {
+        "id": reply.id,
+        "object": "text_completion",
+        "created": reply.created,
+        "model": reply.model,
+        "choices": [
+            {"index": i, "text": choice.message["content"], "finish_reason": choice.finish, "logprobs": None}
             for i, choice in enumerate(reply.choices)
         ],
         "usage": usage(reply),

@@ -6,9 +6,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from agentrl.endpoint.messages import encodable
 from agentrl.engine.types import Sampling
 from agentrl.errors import ContractError
 from agentrl.types import Message
@@ -45,10 +46,14 @@ class Refused(ContractError):
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A chat completion that is asked for. `sampling` lacks budget, stop ids and seed, which the session adds."""
+    """A completion that is asked for. `sampling` lacks budget, stop ids and seed, which the session adds.
+
+    `prompt` is the raw text or token ids of a text completion, which has no messages.
+    """
 
     messages: list[Message]
     sampling: Sampling
+    prompt: str | tuple[int, ...] | None = None
     tools: list[Mapping[str, Any]] = field(default_factory=list)
     template: Mapping[str, Any] = field(default_factory=dict)
     agent: str = ""
@@ -111,6 +116,29 @@ def read_request(body: Mapping[str, Any]) -> ChatRequest:
         name = sorted(given)[0]
         raise Refused(f"parameter {name!r} is not known here; remove it", name)
     return request
+
+
+def read_text_request(body: Mapping[str, Any]) -> ChatRequest:
+    """Check the body of a text completion: one prompt, and what a chat completion may have besides messages and
+    tools."""
+    rest = dict(body)
+    prompt = rest.pop("prompt", None)
+    if isinstance(prompt, (list, tuple)) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
+        prompt = prompt[0]
+    if isinstance(prompt, (list, tuple)) and prompt and all(type(i) is int and 0 <= i < 1 << 31 for i in prompt):
+        prompt = tuple(prompt)
+    if not isinstance(prompt, (str, tuple)) or not prompt:
+        raise Refused("prompt must be one non-empty text, or a list of token ids", "prompt")
+    if rest.pop("logprobs", None) not in (None, 0, 1, True, False):
+        raise Refused("logprobs can be 0 or 1: only the sampled tokens have log-probs", "logprobs")
+    for name, neutral in (("echo", False), ("suffix", ""), ("best_of", 1), ("stream", False)):
+        if (rest.pop(name, None) or neutral) != neutral:
+            raise Refused(f"{name} is not served for text completions", name)
+    for name in ("messages", "tools", "tool_choice", "chat_template_kwargs"):
+        if name in rest:
+            raise Refused(f"parameter {name!r} belongs to chat completions", name)
+    chat = read_request({**rest, "messages": [{"role": "user", "content": ""}]})
+    return replace(chat, messages=[], prompt=encodable(prompt) if isinstance(prompt, str) else prompt)
 
 
 def untrainable(request: ChatRequest, temperature: float) -> str | None:

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from openai import AsyncOpenAI, NotGiven, Omit
-from openai.types.chat import ChatCompletion
 
 from agentrl.endpoint.messages import copied
 from agentrl.endpoint.options import EndpointOptions
 from agentrl.endpoint.parse import Format, Parsed, parse
 from agentrl.endpoint.record import Line, Place, Recorder, Sample
 from agentrl.endpoint.render import CannotContinue, Prompt, Renderer, Setting
-from agentrl.endpoint.reply import Choice, Reply, message_of, to_openai
+from agentrl.endpoint.reply import Choice, Reply, before_stop, message_of, to_openai
 from agentrl.endpoint.request import ChatRequest, Refused, read_request, untrainable
+from agentrl.endpoint.stream import DirectStream, chunks
 from agentrl.engine.types import Completion, Engine, GenerateRequest
 from agentrl.errors import AgentRLError, ContractError, DeadlineExceeded, EngineError, LimitReached
 from agentrl.types import Int32Array, SplitReason, Trajectory
@@ -28,8 +28,8 @@ from agentrl.types import Int32Array, SplitReason, Trajectory
 if TYPE_CHECKING:
     from agentrl.endpoint.app import Endpoint
 
-OnChoice = Callable[[int, Completion], None]
-"""Called with a choice's index and everything sampled of it so far."""
+OnChoice = Callable[[int, Completion, bool], None]
+"""Called with a choice's index, everything sampled of it so far, and whether its prompt opened `<think>`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +82,7 @@ class Session:
         self._options: EndpointOptions = endpoint.options
         self._recorder = Recorder()
         self._setting = self._renderer.setting()
+        self._raw = Setting(extra={"raw": True})  # text completions never go on from a chat
         self._closed = False
         self._calls = self._sampled = self._prompted = self._tool_calls = self._malformed = self._cut = 0
 
@@ -159,8 +160,7 @@ class Session:
             raise LimitReached(f"session {self.id}: the episode's time is up")
         temperature = self.terms.temperature if request.temperature is None else request.temperature
         trained = self._trained(request, temperature)
-        place = self._recorder.locate(request.messages, self._setting_of(request), request.agent)
-        place, prompt = self._prompt(place)
+        place, prompt = self._placed(request)
         tokens = prompt.tokens
         if place.line is not None:
             before = place.line.turns[place.turn].tokens
@@ -193,6 +193,22 @@ class Session:
         if known.tools != request.tools or known.extra != request.template:
             self._setting = self._renderer.setting(copied(request.tools), copied(dict(request.template)))
         return self._setting
+
+    def _placed(self, request: ChatRequest) -> tuple[Place, Prompt]:
+        if request.prompt is None:
+            return self._prompt(self._recorder.locate(request.messages, self._setting_of(request), request.agent))
+        template = self._renderer.template
+        if isinstance(request.prompt, str):
+            place, known = self._recorder.locate_text(request.prompt, self._raw, request.agent)
+            text = request.prompt[known:]
+            return place, Prompt(text, template.encode_raw(text, bos=not known), False)
+        tokens = np.array(request.prompt, np.int32)
+        if int(tokens.max()) >= self._endpoint.vocab_size:
+            raise Refused(
+                f"prompt has token {int(tokens.max())} of a vocabulary of {self._endpoint.vocab_size}", "prompt"
+            )
+        place, known = self._recorder.locate_text(tokens, self._raw, request.agent)
+        return place, Prompt(template.decode(tokens[known:]), tokens[known:], False)
 
     def _prompt(self, place: Place) -> tuple[Place, Prompt]:
         if self._renderer.reason is not None:
@@ -270,7 +286,7 @@ class Session:
         )
         name = f"{self.id}-{plan.number}-{index}"
         asked = GenerateRequest(name, self.id, plan.tokens, sampling, plan.deadline)
-        told = None if on_choice is None else lambda completion: on_choice(index, completion)
+        told = None if on_choice is None else lambda so_far: on_choice(index, so_far, plan.prompt.thinking)
         completion = await self._engine.generate(asked, told)
         if completion.tokens.size and int(completion.tokens.max()) >= self._endpoint.vocab_size:
             top, size = int(completion.tokens.max()), self._endpoint.vocab_size
@@ -289,7 +305,7 @@ class Session:
     def _record(self, plan: _Plan, request: ChatRequest, completions: Sequence[Completion]) -> Reply:
         choices = []
         for completion in completions:
-            text, said = self._text_of(completion)
+            text, said = self.text_of(completion)
             parsed = self._parse(plan, request, completion, said)
             message = message_of(parsed, self._tool_calls)
             sample = Sample(completion, plan.temperature, plan.trained, message, text, said, plan.number)
@@ -306,15 +322,27 @@ class Session:
         return Reply(name, int(time.time()), self._options.model_name, tuple(choices), int(plan.tokens.size), sampled)
 
     def _parse(self, plan: _Plan, request: ChatRequest, completion: Completion, said: str) -> Parsed:
+        text = before_stop(said, completion)
+        if request.prompt is not None:
+            return Parsed(None, text)
         return parse(
-            _before_stop(said, completion),
-            self._endpoint.tool_format if request.read_calls else Format.NONE,
+            text,
+            self.format_of(request),
             thinking=plan.prompt.thinking,
             truncated=completion.finish == "length",
             tools=request.tools,
         )
 
-    def _text_of(self, completion: Completion) -> tuple[str, str]:
+    @property
+    def model_name(self) -> str:
+        """What replies call the model."""
+        return self._options.model_name
+
+    def format_of(self, request: ChatRequest) -> Format:
+        """How tool calls are read from this request's answer."""
+        return self._endpoint.tool_format if request.read_calls else Format.NONE
+
+    def text_of(self, completion: Completion) -> tuple[str, str]:
         """The sampled text, with and without the end token."""
         tokens = completion.tokens.tolist()
         decode = self._renderer.template.decode
@@ -341,14 +369,6 @@ async def _all(calls: Sequence[Coroutine[Any, Any, Completion]]) -> list[Complet
             task.cancel()  # the first failure ends the others
 
 
-def _before_stop(text: str, completion: Completion) -> str:
-    # A stop string ends the text and is not part of it; its tokens were sampled and stay recorded.
-    if not isinstance(completion.matched, str):
-        return text
-    at = text.rfind(completion.matched)
-    return text if at < 0 else text[:at]
-
-
 class _Chat:
     """`session.chat`."""
 
@@ -362,8 +382,9 @@ class Completions:
     def __init__(self, session: Session) -> None:
         self._session = session
 
-    async def create(self, *, messages: Any, model: str = "", **settings: Any) -> ChatCompletion:
-        """One chat completion, with the parameters of OpenAI's API; `extra_body` is merged, `timeout` is in seconds."""
+    async def create(self, *, messages: Any, model: str = "", **settings: Any) -> Any:
+        """A `ChatCompletion`, or with `stream=True` an asynchronous iterator of `ChatCompletionChunk`, with the
+        parameters of OpenAI's API; `extra_body` is merged, `timeout` is in seconds."""
         body = {key: value for key, value in settings.items() if not isinstance(value, (NotGiven, Omit))}
         for name in ("extra_headers", "extra_query"):
             body.pop(name, None)
@@ -371,7 +392,5 @@ class Completions:
         timeout = body.pop("timeout", None)
         request = read_request({"messages": messages, "model": model, **body})
         if request.stream:
-            raise Refused(
-                "the direct session does not stream: leave out stream=True, or use session.openai()", "stream"
-            )
+            return DirectStream(chunks(self._session, request, timeout))
         return to_openai(await self._session.complete(request, timeout=timeout))

@@ -168,6 +168,11 @@ class ChatTemplate:
                 ids += self.tokenizer.encode(piece, add_special_tokens=False).ids
         return np.array(ids, dtype=np.int32)
 
+    def encode_raw(self, text: str, *, bos: bool) -> Int32Array:
+        """`[n]` tokens of text that a client wrote whole, control tokens included; `bos` adds what the tokenizer puts
+        in front."""
+        return np.array(self.tokenizer.encode(text, add_special_tokens=bos).ids, dtype=np.int32)
+
     def decode(self, tokens: Int32Array | Sequence[int]) -> str:
         """The text of tokens, control tokens included."""
         ids = tokens.tolist() if isinstance(tokens, np.ndarray) else list(tokens)

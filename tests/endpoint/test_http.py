@@ -197,6 +197,26 @@ async def test_http_needs_a_started_endpoint_and_a_free_port(setup: Callable[...
             await other.endpoint.start()
 
 
+async def test_text_completions_go_on_from_what_they_said(setup: Callable[..., Any]) -> None:
+    async with serving(setup(["two<|im_end|>", "3", "4"])) as s:
+        session = s.open()
+        client = session.openai()
+        prompt = "<|im_start|>1, "
+        reply = await client.completions.create(model="m", prompt=prompt, max_tokens=9)
+        assert (reply.choices[0].text, reply.choices[0].finish_reason) == ("two", "stop")
+        await client.completions.create(model="m", prompt=f"{prompt}two<|im_end|>, ")
+        ids = s.template.encode_text(f"{prompt}two<|im_end|>, 3, ").tolist()
+        await client.completions.create(model="m", prompt=ids)
+        await client.completions.create(model="m", prompt="other")
+        for bad in ({"prompt": ""}, {"prompt": ["a", "b"]}, {"prompt": [10**6]}, {"prompt": "a", "echo": True}):
+            with pytest.raises(openai.BadRequestError):
+                await client.completions.create(model="m", **bad)
+        first, other = await session.close()
+        assert s.template.decode(first.tokens) == f"{prompt}two<|im_end|>, 3, 4"
+        assert s.template.decode(first.tokens[first.loss_mask]) == "two<|im_end|>34"
+        assert other.reason == "other"
+
+
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(5):
         while not condition():  # noqa: ASYNC110
