@@ -7,15 +7,14 @@ import importlib.util
 import inspect
 import socket
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from agentrl.agent import Agent
 from agentrl.conductor.config import Common, RunConfig, SftConfig
 from agentrl.conductor.conversations import Conversation, Render, parse_conversation, renderer_of, split
 from agentrl.conductor.folder import folder_bytes
-from agentrl.conductor.rows import load_rows, take_rows
 from agentrl.config import resolve_object
+from agentrl.data import load_rows, take_rows
 from agentrl.endpoint.render import Renderer
 from agentrl.endpoint.template import ChatTemplate
 from agentrl.env import Env
@@ -65,9 +64,10 @@ def check_run(config: RunConfig) -> RunPlan:
         made: Agent = agent_class(tools, **config.agent.args)
         return made
 
-    train_rows = _rows(config, env_class, "train", config.data.train, config.data.train_limit)
+    data = config.data
+    train_rows = _rows(config, env_class, "train", data.train, data.train_split, data.train_limit)
     wants_eval = config.eval.every > 0
-    eval_rows = _rows(config, env_class, "eval", config.data.eval, config.eval.rows) if wants_eval else []
+    eval_rows = _rows(config, env_class, "eval", data.eval, data.eval_split, config.eval.rows) if wants_eval else []
     for rows, share in ((train_rows, "training"), (eval_rows, "held-out")):
         if rows:
             asyncio.run(_try_row(make_env, make_agent, rows[0], f"the first {share} row", template, config))
@@ -77,7 +77,7 @@ def check_run(config: RunConfig) -> RunPlan:
 def check_sft(config: SftConfig) -> SftPlan:
     """Check an `agentrl sft` config against the world."""
     template, model_bytes = check_common(config)
-    rows = load_rows(config.sft.data, base=Path.cwd(), limit=config.sft.limit)
+    rows = load_rows(config.sft.data, limit=config.sft.limit, needed=("messages",))
     conversations = [parse_conversation(row, number) for number, row in enumerate(rows)]
     train, held_out = split(conversations, config.sft.eval_share, config.seed)
     renderer = Renderer(template)
@@ -123,9 +123,11 @@ def _check_arguments(cls: type, args: dict[str, Any], key: str) -> None:
         raise ConfigError(f"{key} does not fit {cls.__name__}{inspect.signature(cls)}: {error}") from error
 
 
-def _rows(config: RunConfig, env_class: type[Env], share: str, source: str | None, limit: int | None) -> list[Row]:
+def _rows(
+    config: RunConfig, env_class: type[Env], share: str, source: str | None, split_name: str, limit: int | None
+) -> list[Row]:
     if source is not None:
-        return load_rows(source, base=Path.cwd(), limit=limit)
+        return load_rows(source, limit=limit, split=split_name, columns=config.data.columns)
     name = f"{env_class.__name__}.rows({share!r})"
     try:
         return take_rows(env_class.rows(share, config.seed), name, limit)

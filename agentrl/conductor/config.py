@@ -42,11 +42,26 @@ class DataSection(_Section):
     """Which rows. What is not given comes from the environment's own `rows`."""
 
     train: str | None = None
-    """A JSONL file, or `package.module:object` naming an iterable or a function that returns one."""
+    """A JSONL or Parquet file, `hub:name`, or `package.module:object` naming an iterable or a function of none."""
     eval: str | None = None
     """Held-out rows, in the same form."""
     train_limit: int | None = Field(None, ge=1)
     """Use the first so many training rows."""
+    columns: dict[str, str] = Field(default_factory=dict)
+    """Renames of the data's columns: `question = "prompt"` makes the field `prompt` of the column `question`."""
+    train_split: str = "train"
+    """Of a hub data set."""
+    eval_split: str = "test"
+    """Of a hub data set."""
+
+    @model_validator(mode="after")
+    def _effective(self) -> Self:
+        if self.columns and self.train is None and self.eval is None:
+            raise ValueError("columns has no effect: the rows are the environment's own, give train or eval")
+        for key, source in (("train_split", self.train), ("eval_split", self.eval)):
+            if key in self.model_fields_set and not (source or "").startswith("hub:"):
+                raise ValueError(f"{key} has no effect: only a source 'hub:…' has splits")
+        return self
 
 
 class EvalSection(_Section):

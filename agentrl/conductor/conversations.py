@@ -71,32 +71,53 @@ def split(rows: Sequence[Conversation], share: float, seed: int) -> tuple[list[C
 
 
 class Conversations:
-    """The source of `agentrl sft`: `batch` conversations a step, in a new order each epoch."""
+    """The source of `agentrl sft`: `batch` conversations a step, in a new order each epoch.
+
+    Every `eval_every` steps, before the first and after the last, the held-out ones come first.
+    """
 
     def __init__(
-        self, rows: Sequence[Conversation], render: Render, *, batch: int, steps: int, seed: int, env: str = "sft"
+        self,
+        rows: Sequence[Conversation],
+        held_out: Sequence[Conversation],
+        render: Render,
+        *,
+        batch: int,
+        steps: int,
+        eval_every: int,
+        seed: int,
     ) -> None:
         self._rows = rows
+        self._held_out = held_out
         self._render = render
         self._batch = batch
         self._steps = steps
-        self._env = env
+        self._eval_every = eval_every
         self._schedule = Schedule(len(rows), seed, epochs=None, shuffle=True)
+        self._evaluated: int | None = None
 
     async def take(self, step: int, version: Version, wait: float) -> Batch | None:
         """The conversations of `step`; take ids are step numbers."""
+        first = (step - 1) * self._batch
+        due = bool(self._held_out) and ((step - 1) % self._eval_every == 0 or step > self._steps)
+        if due and self._evaluated != step:
+            self._evaluated = step
+            groups = await asyncio.to_thread(lambda: [self._held(i) for i in range(len(self._held_out))])
+            return Batch(step - 1, groups, {"position": first}, learn=False)
         if step > self._steps:
             raise RunIsOver(f"all {self._steps} steps are done")
-        first = (step - 1) * self._batch
         groups = await asyncio.to_thread(lambda: [self._group(first + i) for i in range(self._batch)])
         return Batch(step, groups, {"position": first + self._batch})
 
+    def _held(self, index: int) -> Group:
+        return demonstration(self._held_out[index], self._render, index, 0)
+
     def _group(self, position: int) -> Group:
         epoch, row = self._schedule.place(position)
-        return demonstration(self._rows[row], self._render, position, epoch, self._env)
+        return demonstration(self._rows[row], self._render, position, epoch)
 
 
-def demonstration(conversation: Conversation, render: Render, position: int, epoch: int, env: str) -> Group:
+def demonstration(conversation: Conversation, render: Render, position: int, epoch: int) -> Group:
     """A group of one episode that holds the rendered conversation."""
     trajectory = render(conversation)
     if not bool(trajectory.loss_mask.any()):
@@ -112,4 +133,4 @@ def demonstration(conversation: Conversation, render: Render, position: int, epo
         trajectories=(trajectory,),
         stop=Stop.FINISHED,
     )
-    return Group(position, 0, epoch, env, (episode,))
+    return Group(position, 0, epoch, "sft", (episode,))

@@ -26,11 +26,15 @@ HOLD_SECONDS = 20.0
 
 
 class Batch(NamedTuple):
-    """What one trainer step trains on. `cursor` goes into the checkpoint's manifest unread."""
+    """What one trainer step trains on. `cursor` goes into the checkpoint's manifest unread.
+
+    With `learn=False` the step is asked for again after the held-out loss of these groups was reported.
+    """
 
     take: int
     groups: Sequence[Group]
     cursor: Mapping[str, Any]
+    learn: bool = True
 
 
 class RunIsOver(AgentRLError):
@@ -147,7 +151,7 @@ class FeedServer:
         app.router.add_post("/take", self._take)
         app.router.add_get(r"/take/{take:\d+}/group/{group:\d+}", self._group)
         app.router.add_post("/weights", _report(WeightsReady, self._events.weights))
-        app.router.add_post("/metrics", _report(StepMetrics, self._events.metrics))
+        app.router.add_post("/metrics", _report(StepMetrics, self._measured))
         app.router.add_post("/checkpoint", _report(CheckpointReady, self._events.checkpoint))
         app.router.add_post("/phase", _report(Phase, self._events.phase))
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
@@ -218,6 +222,11 @@ class FeedServer:
                 self._step, self._batch = wanted.step, batch
             return _json(200, manifest(self._batch, wanted.step, version))
 
+    async def _measured(self, report: StepMetrics) -> None:
+        await self._events.metrics(report)
+        if self._batch is not None and not self._batch.learn:
+            self._step, self._batch, self._bytes = -1, None, {}  # evaluated: the step's own batch comes next
+
     async def _next(self, step: int, version: Version) -> Batch | None:
         end = asyncio.get_running_loop().time() + self._hold
         while (left := end - asyncio.get_running_loop().time()) > 0:
@@ -245,6 +254,7 @@ def manifest(batch: Batch, step: int, version: Version) -> dict[str, Any]:
         "step": step,
         "version": str(version),
         "cursor": dict(batch.cursor),
+        "learn": batch.learn,
         "groups": [_group_entry(group) for group in batch.groups],
     }
 

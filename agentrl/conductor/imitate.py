@@ -39,13 +39,20 @@ class _Imitation:
         self._weights = desk.folder.weights_folder(plan.model_bytes)
         self._url = ""
         self._last: str | None = None
+        self._step = 0
         source = Conversations(
-            plan.train, plan.render, batch=config.train.batch_groups, steps=config.train.steps, seed=config.seed
+            plan.train,
+            plan.held_out,
+            plan.render,
+            batch=config.train.batch_groups,
+            steps=config.train.steps,
+            eval_every=config.sft.eval_every,
+            seed=config.seed,
         )
         self._feed = FeedServer(source, self)
         self._watchdog = Watchdog(config.monitor.stall_seconds, desk.note)
         self._supervisor = Supervisor(
-            desk, self._feed, self._job, self._begin, restarts=config.monitor.trainer_restarts
+            desk, self._feed, self._job, self._begin, self._done, restarts=config.monitor.trainer_restarts
         )
         self._watchdog.probe(self._supervisor.waits)
 
@@ -82,7 +89,11 @@ class _Imitation:
         )
 
     async def _begin(self, version: Version, checkpoint: Checkpoint | None) -> None:
-        return  # a batch follows from its step's number: there is nothing to go back to
+        # A batch follows from its step's number: there is nothing to go back to.
+        self._step = checkpoint.step if checkpoint else 0
+
+    def _done(self) -> bool:
+        return self._step >= self._config.train.steps
 
     async def weights(self, ready: WeightsReady) -> None:
         """Nobody samples here. The folder stays until the next one is in: a checkpoint may still copy it."""
@@ -92,6 +103,11 @@ class _Imitation:
 
     async def metrics(self, report: StepMetrics) -> None:
         self._watchdog.beat(f"step {report.step}")
+        if "eval/loss" in report.metrics:
+            self._desk.metrics.write("eval", {"step": report.step, "version": report.version, **report.metrics})
+            self._desk.note(f"held-out loss at step {report.step}: {report.metrics['eval/loss']:.4f}")
+            return
+        self._step = report.step
         self._supervisor.stepped(report)
         # A demonstration has no reward: what is said of rewards and turns would be noise.
         told = {

@@ -72,7 +72,7 @@ class _Run:
         self._feed = FeedServer(self, self)
         self._watchdog = Watchdog(config.monitor.stall_seconds, desk.note)
         self._supervisor = Supervisor(
-            desk, self._feed, self._job, self._begin, restarts=config.monitor.trainer_restarts
+            desk, self._feed, self._job, self._begin, self._done, restarts=config.monitor.trainer_restarts
         )
         self._opened = asyncio.Event()
         self._opening: asyncio.Task[None] | None = None
@@ -161,6 +161,9 @@ class _Run:
         with self._watchdog.waiting("the conductor", f"the engines to go back to {version}"):
             await self._publisher.force(model, version)
         await self.runner.start(version, cursor)
+
+    def _done(self) -> bool:
+        return self._step >= self._config.train.steps or (self._runner is not None and self._runner.over)
 
     def _fail_with(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

@@ -25,11 +25,21 @@ Begin = Callable[[Version, Checkpoint | None], Awaitable[None]]
 class Supervisor:
     """One trainer at a time, until it ends cleanly or dies for good."""
 
-    def __init__(self, desk: Desk, feed: FeedServer, make_job: MakeJob, begin: Begin, *, restarts: int) -> None:
+    def __init__(
+        self,
+        desk: Desk,
+        feed: FeedServer,
+        make_job: MakeJob,
+        begin: Begin,
+        done: Callable[[], bool],
+        *,
+        restarts: int,
+    ) -> None:
         self._desk = desk
         self._feed = feed
         self._make_job = make_job
         self._begin = begin
+        self._done = done
         self._restarts = restarts
         self._left = restarts
         self._cause: str | None = None
@@ -86,7 +96,10 @@ class Supervisor:
         folder = self._desk.folder
         self.group = TrainerGroup(job, folder.job, folder.logs / "trainer.log", self._feed.token)
         try:
-            return await self.group.ended()
+            death = await self.group.ended()
+            if death is None and not self._done():
+                return Death(0, "the trainer ended before its last step: something told it to stop")
+            return death
         finally:
             await self.stop()
 

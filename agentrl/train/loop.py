@@ -52,7 +52,8 @@ class Trainer:
         """Train until the steps are done, the feed is over or a stop is asked for; returns which it was."""
         self.resume()
         state, phases = self.state, self.phases
-        while state.step < self.options.steps:
+        # Imitation asks once more at the end: for the held-out loss of the last weights.
+        while state.step < self.options.steps or self.algorithm.demonstrations:
             step, started = state.step + 1, time.perf_counter()
             with phases.phase("take", step):
                 taken = self.take(step)
@@ -63,6 +64,10 @@ class Trainer:
                 groups = self.fetch(taken, plan)
             with phases.phase("pack", step):
                 minibatches = self.pack(taken, plan, groups)
+            if not taken.learn:
+                with phases.phase("evaluate", step):
+                    self.evaluate([batch for batches in minibatches for batch in batches])
+                continue
             if len(minibatches) > 1 and not self.algorithm.demonstrations:
                 with phases.phase("proximal", step):
                     minibatches = [self.with_proximal(batches) for batches in minibatches]
@@ -144,6 +149,17 @@ class Trainer:
             ]
             for minibatch in plan.passes
         ]
+
+    def evaluate(self, batches: Sequence[Batch]) -> None:
+        """Report the mean negative log-likelihood of held-out tokens; nothing is learned from them."""
+        found = self.backend.logprobs(batches)
+        nll = [-(logprobs[batch.mask].double().sum()) for logprobs, batch in zip(found, batches, strict=True)]
+        sums = torch.stack([torch.stack(nll).sum(), torch.stack([b.mask.sum() for b in batches]).sum().double()])
+        total, tokens = self.backend.sum(sums).tolist()
+        if self.lead:
+            self.feed.metrics(
+                self.state.step, self.version, {"eval/loss": total / max(tokens, 1), "eval/tokens": tokens}
+            )
 
     def with_proximal(self, batches: Sequence[Batch]) -> list[Batch]:
         """Log-probs under the weights at the step's start. With a single optimizer step a batch there is no need of

@@ -64,6 +64,8 @@ class Manifest:
     version: Version
     cursor: Mapping[str, Any]
     groups: tuple[GroupEntry, ...]
+    learn: bool = True
+    """False: held-out demonstrations, whose loss is to be reported and not trained on."""
 
 
 def parse(data: Any) -> Manifest:
@@ -78,6 +80,7 @@ def parse(data: Any) -> Manifest:
                 GroupEntry(int(g["id"]), str(g["env"]), tuple(_episode(e) for e in g["episodes"]))
                 for g in data["groups"]
             ),
+            learn=bool(data.get("learn", True)),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise RunError(f"the feed sent a manifest that cannot be read: {type(error).__name__}: {error}") from error

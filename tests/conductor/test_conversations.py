@@ -52,7 +52,7 @@ def test_the_split_depends_on_the_seed_alone() -> None:
 
 async def test_a_steps_batch_follows_from_its_number_and_epochs_cover_all_rows() -> None:
     rows = [talk(str(i)) for i in range(6)]
-    source = Conversations(rows, render, batch=3, steps=4, seed=0)
+    source = Conversations(rows, [], render, batch=3, steps=4, eval_every=2, seed=0)
 
     async def said(step: int, source: Conversations) -> list[str]:
         batch = await source.take(step, Version(1, step - 1), 1.0)
@@ -64,14 +64,31 @@ async def test_a_steps_batch_follows_from_its_number_and_epochs_cover_all_rows()
     first, second, third, fourth = [await said(step, source) for step in (1, 2, 3, 4)]
     assert sorted(first + second) == sorted(third + fourth) == list("012345")
     assert first + second != third + fourth, "a new order each epoch"
-    assert await said(3, Conversations(rows, render, batch=3, steps=4, seed=0)) == third, "after a resume"
+    assert await said(3, Conversations(rows, [], render, batch=3, steps=4, eval_every=2, seed=0)) == third, (
+        "after a resume"
+    )
     with pytest.raises(RunIsOver, match="all 4 steps are done"):
         await source.take(5, Version(1, 4), 1.0)
 
 
 async def test_a_conversation_without_trainable_tokens_is_refused() -> None:
-    source = Conversations(
-        [talk("x")], lambda _: Trajectory((Segment(np.array([1]), None, Context()),)), batch=1, steps=1, seed=0
-    )
+    mute = Trajectory((Segment(np.array([1]), None, Context()),))
+    source = Conversations([talk("x")], [], lambda _: mute, batch=1, steps=1, eval_every=1, seed=0)
     with pytest.raises(DataError, match="conversation 0 renders to no trainable token"):
         await source.take(1, Version(1, 0), 1.0)
+
+
+async def test_held_out_conversations_come_when_they_are_due_and_are_not_learned() -> None:
+    rows, held = [talk("a")], [talk("b"), talk("c")]
+    source = Conversations(rows, held, render, batch=1, steps=3, eval_every=2, seed=0)
+    asked: list[tuple[int, bool, int]] = []
+    step = 1
+    while True:
+        try:
+            batch = await source.take(step, Version(1, step - 1), 1.0)
+        except RunIsOver:
+            break
+        assert batch is not None
+        asked.append((step, batch.learn, len(batch.groups)))
+        step += batch.learn
+    assert asked == [(1, False, 2), (1, True, 1), (2, True, 1), (3, False, 2), (3, True, 1), (4, False, 2)]
