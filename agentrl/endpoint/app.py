@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import orjson
 from aiohttp import web
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, DefaultAioHttpClient, DefaultAsyncHttpxClient
 
 from agentrl.endpoint.options import EndpointOptions
 from agentrl.endpoint.parse import Format, detect_format
@@ -64,6 +64,7 @@ class Endpoint:
             self.renderer.require_proof()
         self.stop_set = self.renderer.end_ids
         self.stop_ids = tuple(sorted(self.stop_set))
+        self.stop_texts = {token: template.decode([token]) for token in self.stop_ids}
         self.vocab_size = template.vocab_size
         self.context_length = self.options.context_length or template.context_length
         auto = self.options.tool_format == "auto"
@@ -113,7 +114,9 @@ class Endpoint:
     def client(self, base_url: str, api_key: str) -> AsyncOpenAI:
         """An OpenAI client; all share one pool of connections, since building that costs tens of milliseconds."""
         if self._client is None:
-            self._client = AsyncOpenAI(base_url=base_url, api_key=api_key, timeout=self.options.call_timeout)
+            self._client = AsyncOpenAI(
+                base_url=base_url, api_key=api_key, timeout=self.options.call_timeout, http_client=_http_client()
+            )
         return self._client.with_options(base_url=base_url, api_key=api_key)
 
     async def start(self) -> str:
@@ -220,6 +223,14 @@ def _body(raw: bytes) -> Mapping[str, Any]:
     if not isinstance(body, dict):
         raise Refused(f"the body is a JSON {type(body).__name__}; expected an object")
     return body
+
+
+def _http_client() -> Any:
+    # aiohttp takes half the time of the client's default; openai 2.x has it only with its extra `aiohttp`.
+    try:
+        return DefaultAioHttpClient()
+    except RuntimeError:
+        return DefaultAsyncHttpxClient()
 
 
 class Failure(NamedTuple):

@@ -8,16 +8,21 @@ was left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import marshal
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from hashlib import blake2b
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
+from agentrl.endpoint.messages import copied
 from agentrl.endpoint.template import ChatTemplate
 from agentrl.errors import ConfigError, ContractError
 from agentrl.types import Context, Demonstration, Int32Array, Message, Segment, Trajectory
 
+T = TypeVar("T")
 _QUESTION = "q\ue002"
 _ANSWER = "a\ue003"
 
@@ -37,6 +42,27 @@ class Setting:
     tools: Sequence[Mapping[str, Any]] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
     prepared: list[Any] | None = None
+    key: bytes | None = None
+
+
+class Recent(Generic[T]):
+    """The latest results of a pure function, by key. Callers must not change them."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._kept: OrderedDict[bytes, T] = OrderedDict()
+
+    def get(self, key: bytes | None, make: Callable[[], T]) -> T:
+        """What was made for this key, or what `make` returns; without a key nothing is kept."""
+        if key is None:
+            return make()
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key]
+        made = self._kept[key] = make()
+        if len(self._kept) > self._size:
+            self._kept.popitem(last=False)
+        return made
 
 
 class CannotContinue(Exception):
@@ -54,6 +80,9 @@ class Renderer:
         self.template = template
         self.end_ids = template.end_ids
         self.reason: str | None = None
+        # The episodes of a group start alike, and environments repeat themselves.
+        self._prompts: Recent[Prompt] = Recent(256)
+        self._settings: Recent[Setting] = Recent(1024)
         self.end_id, self.end_text = -1, ""
         self._end_texts: list[str] = []
         try:
@@ -72,11 +101,19 @@ class Renderer:
 
     def setting(self, tools: Sequence[Mapping[str, Any]] = (), extra: Mapping[str, Any] | None = None) -> Setting:
         """Tools and template arguments, made ready for rendering once."""
-        return Setting(tools, extra or {}, self.template.prepared_tools(tools))
+        given, arguments = copied(list(tools)), copied(dict(extra or {}))
+        key = _key(given, arguments)
+
+        def make() -> Setting:
+            name = None if key is None else blake2b(key, digest_size=16).digest()
+            return Setting(given, arguments, self.template.prepared_tools(given), name)
+
+        return self._settings.get(key, make)
 
     def start(self, messages: Sequence[Message], setting: Setting) -> Prompt:
         """The whole conversation, with the opening of the assistant's next turn."""
-        return self.prompt(self.full_text(messages, setting, generation=True))
+        key = None if setting.key is None else _key(setting.key, list(messages))
+        return self._prompts.get(key, lambda: self.prompt(self.full_text(messages, setting, generation=True)))
 
     def full_text(self, messages: Sequence[Message], setting: Setting, *, generation: bool) -> str:
         """The template's text for a whole conversation."""
@@ -89,6 +126,10 @@ class Renderer:
         `ended_by` is the last sampled token. Where it is not the template's own end of turn (the turn was cut by a
         limit or a stop string), that comes first. CannotContinue where the template gives no certain answer.
         """
+        key = _key(setting.key, last.get("tool_calls"), list(new), ended_by) if setting.key else None
+        return self._prompts.get(key, lambda: self._extended(last, new, setting, ended_by))
+
+    def _extended(self, last: Message, new: Sequence[Message], setting: Setting, ended_by: int | None) -> Prompt:
         ready = [self.template.prepare(message) for message in new]
         stand_in = self._stand_in(last)
         calls: list[Any] = stand_in[-1].get("tool_calls", [])
@@ -219,6 +260,14 @@ class Renderer:
         whole, rest = self.template.encode_text(expected), self.template.encode_text(expected[len(end) :])
         if not np.array_equal(whole, np.concatenate((self.template.encode_text(end), rest))):
             raise CannotContinue(f"its tokenizer encodes {expected!r:.80} differently after the end token")
+
+
+def _key(*parts: Any) -> bytes | None:
+    # Of all serialisers this one keeps every difference between plain values; the bytes never leave the process.
+    try:
+        return marshal.dumps(parts, 2)
+    except ValueError:
+        return None
 
 
 def _call(name: str, call_id: str) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from openai import AsyncOpenAI, NotGiven, Omit
 
-from agentrl.endpoint.messages import copied
 from agentrl.endpoint.options import EndpointOptions
 from agentrl.endpoint.parse import Format, Parsed, parse
 from agentrl.endpoint.record import Line, Place, Recorder, Sample
@@ -191,7 +190,7 @@ class Session:
     def _setting_of(self, request: ChatRequest) -> Setting:
         known = self._setting
         if known.tools != request.tools or known.extra != request.template:
-            self._setting = self._renderer.setting(copied(request.tools), copied(dict(request.template)))
+            self._setting = self._renderer.setting(request.tools, request.template)
         return self._setting
 
     def _placed(self, request: ChatRequest) -> tuple[Place, Prompt]:
@@ -350,7 +349,7 @@ class Session:
             text = decode(tokens)
             return text, text
         said = decode(tokens[:-1])
-        return said + decode(tokens[-1:]), said
+        return said + self._endpoint.stop_texts[tokens[-1]], said
 
     def _logprobs(self, completion: Completion) -> list[dict[str, Any]]:
         rows = []
