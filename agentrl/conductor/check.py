@@ -51,6 +51,9 @@ def check_run(config: RunConfig) -> RunPlan:
     """Check an `agentrl train` config against the world; ConfigError says what to mend."""
     template, model_bytes = check_common(config)
     _check_port(config.endpoint.host, config.endpoint.port, "endpoint.port")
+    if config.engine.port is not None:
+        for index in range(config.engine.count):
+            _check_port(config.engine.host, config.engine.port + index, "engine.port")
     env_class = _subclass(config.env.path, Env, "env.path")
     agent_class = _subclass(config.agent.path, Agent, "agent.path")
     _check_arguments(env_class, config.env.args, "env.args")
