@@ -133,7 +133,7 @@ async def test_cancelled_requests_leave_the_engine(client: EngineClient, server:
     await client.resume()
     # Their ids are free again only when they are gone.
     done = await asyncio.gather(*(client.generate(request(f"c{i}", PROMPT, max_tokens=4)) for i in range(8)))
-    assert [len(c.tokens) for c in done] == [4] * 8
+    assert all(len(c.tokens) == 4 or c.finish == "stop" for c in done)
 
 
 @pytest.mark.parametrize("after_pause", [False, True])
@@ -185,12 +185,13 @@ async def test_checksums_prove_a_publish(client: EngineClient, models: Models) -
 
 
 async def test_a_duplicate_live_id_is_refused(client: EngineClient) -> None:
-    task = asyncio.create_task(client.generate(request("twin", PROMPT, max_tokens=900)))
-    await _until_running(client, 1)
+    await client.pause()
+    task = asyncio.create_task(client.generate(request("twin", PROMPT)))
+    await asyncio.sleep(0.2)
     with pytest.raises(RequestRefused, match="400"):
         await client.generate(request("twin", PROMPT))
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    await client.resume()
+    assert len((await task).tokens) > 0
 
 
 @pytest.mark.parametrize("prompt", [[1024], [-1]])

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from safetensors import safe_open
@@ -22,6 +23,7 @@ from torch import Tensor
 from agentrl.engine.weights import Shapes, check_shapes, model_config, model_limits, weight_files, weight_shapes
 from agentrl.errors import ConfigError
 
+_RESERVED = 8 << 30
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
@@ -230,7 +232,11 @@ def _checksum(tensor: Tensor) -> str:
 
 
 class KVCache:
-    """Keys and values of every row; its capacity grows as sequences do. Zeros at first: a masked NaN is a NaN."""
+    """Keys and values of every row. Zeros at first: a masked NaN is a NaN.
+
+    The whole context is reserved where that is at most `_RESERVED` bytes, of which the system gives only what is used.
+    Beyond that the cache grows by copying, which holds generation up.
+    """
 
     def __init__(self, shape: ModelShape, rows: int, dtype: torch.dtype) -> None:
         self._size = (shape.layers, rows, shape.kv_heads, shape.head)
@@ -238,19 +244,24 @@ class KVCache:
         self._context = shape.context
         self.capacity = 0
         self.k = self.v = torch.zeros(0)
-        self.reserve(min(256, shape.context))
+        self.reserve(max(64, min(shape.context, _RESERVED // (2 * math.prod(self._size) * dtype.itemsize))))
 
     def reserve(self, length: int) -> None:
         """Make room for `length` tokens a row."""
         if length <= self.capacity:
             return
-        layers, rows, heads, width = self._size
         capacity = max(length, min(2 * self.capacity, self._context))
-        grown = [torch.zeros(layers, rows, heads, capacity, width, dtype=self._dtype) for _ in range(2)]
+        grown = [self._zeros(capacity) for _ in range(2)]
         if self.capacity:
             grown[0][:, :, :, : self.capacity] = self.k
             grown[1][:, :, :, : self.capacity] = self.v
         self.k, self.v, self.capacity = grown[0], grown[1], capacity
+
+    def _zeros(self, capacity: int) -> Tensor:
+        layers, rows, heads, width = self._size
+        # numpy's zeros are pages that the system fills when they are first written; torch's are written at once.
+        raw = np.zeros(math.prod(self._size) * capacity * self._dtype.itemsize, np.uint8)
+        return torch.from_numpy(raw).view(self._dtype).view(layers, rows, heads, capacity, width)
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` tokens of a row."""

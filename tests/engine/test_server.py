@@ -1,0 +1,130 @@
+"""Starting and stopping engine servers, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from agentrl.engine.options import EngineOptions
+from agentrl.engine.server import start_engine
+from agentrl.errors import ConfigError, DeadlineExceeded, EngineLost
+from agentrl.types import Version
+from tests.engine.kit import request, vivid_model
+
+V = Version(2, 5)
+
+
+async def test_a_server_serves_its_version_and_ends(tmp_path: Path) -> None:
+    model = vivid_model(tmp_path / "m", 0)
+    server = start_engine(EngineOptions(dtype="bfloat16", max_running=2), model, V, tmp_path / "log")
+    try:
+        await server.wait_ready()
+        client = server.client()
+        assert (await client.model_info()).version == V
+        done = await asyncio.gather(*(client.generate(request(f"r{i}", max_tokens=5)) for i in range(5)))
+        assert all(c.spans[0].version == V for c in done)
+        stop = await client.generate(request("stop", max_tokens=200, stop=("a", "e", "0", " ")))
+        assert stop.finish == "length" or stop.matched in ("a", "e", "0", " ", 258)
+        await client.close()
+    finally:
+        code = await server.stop()
+    assert code == 0
+    with pytest.raises(EngineLost, match="ended with code 0"):
+        await server.wait_ready()
+
+
+async def test_a_port_in_use_is_named(tmp_path: Path) -> None:
+    model = vivid_model(tmp_path / "m", 0)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{port}.*engine.port"):
+            start_engine(EngineOptions(port=port), model, V, tmp_path / "log")
+
+
+def test_a_missing_or_damaged_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no model folder"):
+        start_engine(EngineOptions(), tmp_path / "nowhere", V, tmp_path / "log")
+    model = vivid_model(tmp_path / "m", 0)
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-10])
+    with pytest.raises(ConfigError, match="cut short"):
+        start_engine(EngineOptions(), model, V, tmp_path / "log")
+    weights.unlink()
+    with pytest.raises(ConfigError, match="safetensors"):
+        start_engine(EngineOptions(), model, V, tmp_path / "log")
+
+
+async def test_a_server_that_dies_while_starting_shows_its_log(tmp_path: Path) -> None:
+    model = vivid_model(tmp_path / "m", 0)
+    config = model / "config.json"
+    config.write_text(config.read_text().replace('"llama"', '"mamba"'))
+    server = start_engine(EngineOptions(), model, V, tmp_path / "log")
+    with pytest.raises(EngineLost, match="model_type 'mamba'"):
+        await server.wait_ready()
+
+
+async def test_a_server_that_never_gets_ready_is_given_up(tmp_path: Path) -> None:
+    model = vivid_model(tmp_path / "m", 0)
+    idle = tmp_path / "python"
+    idle.write_text("#!/bin/sh\necho loading for ever\nexec sleep 60\n")
+    idle.chmod(0o755)
+    options = EngineOptions(kind="sglang", python=idle, startup_timeout=0.5)
+    server = start_engine(options, model, V, tmp_path / "log")
+    with pytest.raises(DeadlineExceeded, match="loading for ever"):
+        await server.wait_ready()
+    await server.stop()
+
+
+def test_the_interpreter_of_sglang_must_exist(tmp_path: Path) -> None:
+    model = vivid_model(tmp_path / "m", 0)
+    with pytest.raises(ConfigError, match=r"engine\.python"):
+        start_engine(EngineOptions(kind="sglang", python=tmp_path / "none"), model, V, tmp_path / "log")
+
+
+async def test_sglang_flags(tmp_path: Path) -> None:
+    model = vivid_model(tmp_path / "m", 0)
+    echo = tmp_path / "python"
+    echo.write_text('#!/bin/sh\necho "$SGLANG_USE_CPU_ENGINE" "$@"\n')
+    echo.chmod(0o755)
+    options = EngineOptions(
+        kind="sglang", python=echo, device="cuda", tensor_parallel=2, memory_fraction=0.5, extra_args=("--x", "1")
+    )
+    server = start_engine(options, model, V, tmp_path / "gpu")
+    assert await server.child.wait() == 0
+    said = (tmp_path / "gpu").read_text()
+    for flag in ("--weight-version 2.5", "--tp-size 2", "--mem-fraction-static 0.5", "--x 1", "--dtype float32"):
+        assert flag in said
+    assert "cpu" not in said
+    server = start_engine(EngineOptions(kind="sglang", python=echo, device="cpu"), model, V, tmp_path / "cpu")
+    assert await server.child.wait() == 0
+    said = (tmp_path / "cpu").read_text()
+    assert said.startswith("1 -m sglang.launch_server")
+    assert "--attention-backend torch_native" in said
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"python": sys.executable}, "no effect"),
+        ({"extra_args": ["--x"]}, "no effect"),
+        ({"count": 0}, "count"),
+        ({"port": 65535, "count": 2}, "no room"),
+        ({"colour": "red"}, "colour"),
+    ],
+)
+def test_options_without_effect_or_sense_are_refused(settings: dict[str, object], reason: str) -> None:
+    with pytest.raises(ValidationError, match=reason):
+        EngineOptions.model_validate(settings)
+
+
+def test_a_context_beyond_the_model_is_refused(tmp_path: Path) -> None:
+    model = vivid_model(tmp_path / "m", 0, max_length=128)
+    with pytest.raises(ConfigError, match="longer than the model's 128"):
+        start_engine(EngineOptions(context_length=256), model, V, tmp_path / "log")
