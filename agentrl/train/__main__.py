@@ -19,11 +19,14 @@ from agentrl.train.options import TrainerJob
 
 
 def read_job(path: Path) -> TrainerJob:
-    """The job in `path`; ConfigError where it cannot be used."""
+    """The job in `path`; ConfigError where it cannot be used. Before torch is imported, so that it fails at once."""
     try:
-        return TrainerJob.model_validate_json(path.read_bytes())
+        job = TrainerJob.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
         raise ConfigError(f"trainer job {path}: {error}") from error
+    if not (job.model_dir / "config.json").is_file():
+        raise ConfigError(f"model folder {job.model_dir} has no config.json: give a folder in Hugging Face form")
+    return job
 
 
 def run(job: TrainerJob, token: str) -> str:
@@ -73,16 +76,19 @@ def prepare_environment() -> None:
 
 def main() -> int:
     """The exit code."""
+    try:
+        job, token = read_job(Path(sys.argv[1])), os.environ.get("AGENTRL_TOKEN", "")
+        if not token:
+            raise ConfigError("$AGENTRL_TOKEN is not set: the conductor passes the feed's token in it")
+    except ConfigError as error:
+        print(f"agentrl.train: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
     prepare_environment()
     # DeepSpeed calls collectives by names that torch has deprecated, three lines of warning each.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     from torch.distributed.elastic.multiprocessing.errors import record
 
     try:
-        job = read_job(Path(sys.argv[1]))
-        token = os.environ.get("AGENTRL_TOKEN", "")
-        if not token:
-            raise ConfigError("$AGENTRL_TOKEN is not set: the conductor passes the feed's token in it")
         # `record` puts the cause into torchrun's own summary, which is the last thing in the log.
         reason = record(run)(job, token)
     except AgentRLError as error:

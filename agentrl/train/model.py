@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from agentrl.errors import ConfigError
 from agentrl.train.algorithm import Output
@@ -174,6 +175,7 @@ def load_policy(folder: Path, dtype: torch.dtype, *, checkpointing: bool = False
     """The model in `folder` as a policy; ConfigError where it is missing or of a kind that cannot be packed."""
     AttentionInterface.register(ATTENTION, packed_attention)
     read_config(folder)
+    disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=ATTENTION)
     except (OSError, ValueError) as error:

@@ -131,6 +131,14 @@ def test_bf16_has_fp32_master_and_moments(outcome: Outcome) -> None:
         assert found["bf16_weights"] == ["torch.bfloat16"]
 
 
+def test_imitation(outcome: Outcome) -> None:
+    for place in RANKS:
+        nll = outcome.results[place]["nll"]
+        assert nll[0] == pytest.approx(5.55, abs=0.5), "close to uniform over the vocabulary"
+        assert nll[-1] < 0.7 * nll[0]
+        assert outcome.results[place]["nll_loss"] == pytest.approx(nll, rel=1e-5)
+
+
 def test_a_full_disk_on_one_rank_ends_all_with_the_cause(outcome: Outcome) -> None:
     assert "No space left" in outcome.results[2, 1]["full_disk"]
     assert "another rank" in outcome.results[2, 0]["full_disk"]

@@ -32,10 +32,10 @@ from agentrl.train.deepspeed import Backend  # noqa: E402
 from agentrl.train.functional import Denominators, token_weights  # noqa: E402
 from agentrl.train.model import load_policy  # noqa: E402
 from agentrl.train.options import AlgorithmOptions, TrainerJob, TrainOptions  # noqa: E402
-from agentrl.train.plan import make_plan  # noqa: E402
+from agentrl.train.plan import Item, make_plan  # noqa: E402
 from agentrl.train.state import State  # noqa: E402
 from agentrl.types import Group, Version  # noqa: E402
-from tests.train.drawing import random_group  # noqa: E402
+from tests.train.drawing import draw, episode, random_group  # noqa: E402
 
 BUDGETS = {1: 1 << 20, 2: 90}
 """One rank packs everything in one pass; two ranks cut it finely, into passes of which the last are dummies."""
@@ -140,6 +140,7 @@ class Checks:
         self.not_finite()
         self.bf16()
         self.one_rank_cannot_write()
+        self.imitation()
 
     def step(self, backend: Backend, seed: int, loss: Any = None, lr: float | None = None) -> Any:
         mine = batches(self.rank, self.world, self.chosen, seed)
@@ -229,6 +230,17 @@ class Checks:
             persist.together(backend, self.work / "somewhere" / "file", action)
         except AgentRLError as error:
             self.found["full_disk"] = str(error)
+
+    def imitation(self) -> None:
+        """The negative log-likelihood of demonstrations falls; context stays out of it."""
+        chosen = algorithm.load(AlgorithmOptions(name="sft"))
+        backend = Backend(self.folder, self.options)
+        group = Group(0, 0, 0, "sft", (episode([draw("cccdddcd")], []),))
+        batch = pack([Item(0, 0, 0, 8)], {0: group}, {0: [{}]}, version=0, demonstrations=True)
+        weights = token_weights(batch.mask, batch.episode_tokens, Denominators(4 * self.world, 1), "token_mean")
+        results = [backend.step([batch.with_weights(weights)], chosen.loss, lr=0.02) for _ in range(6)]
+        self.found["nll"] = [r.metrics["nll"] for r in results]
+        self.found["nll_loss"] = [r.loss for r in results]
 
 
 def main() -> None:
