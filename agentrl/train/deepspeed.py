@@ -16,6 +16,7 @@ import deepspeed
 import deepspeed.ops
 import torch
 import torch.distributed as dist
+from deepspeed.accelerator import get_accelerator
 from deepspeed.utils import (
     safe_get_local_fp32_param,
     safe_get_local_optimizer_state,
@@ -55,6 +56,8 @@ class Backend:
         self.options = options
         self.device = _join_group(options.collective_timeout)
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        if options.dtype == "fp16" and not get_accelerator().is_fp16_supported():
+            raise ConfigError(f"train.dtype = 'fp16' does not work on {self.device.type}: use 'bf16' or 'fp32'")
         config = _config(options, self.world)
         # from_pretrained partitions while it loads only while this object lives.
         alive = HfDeepSpeedConfig(config)

@@ -32,8 +32,8 @@ class Over(NamedTuple):
 class Feed:
     """One rank's connection to the conductor. Not thread-safe: a thread makes its own."""
 
-    def __init__(self, url: str, token: str) -> None:
-        self.url, self._token = url, token
+    def __init__(self, url: str, token: str, *, patience: float = PATIENCE_SECONDS) -> None:
+        self.url, self._token, self._patience = url, token, patience
         self._connection: http.client.HTTPConnection | None = None
 
     def take(self, step: int, version: Version) -> bytes | Over | None:
@@ -79,7 +79,7 @@ class Feed:
     ) -> tuple[int, bytes]:
         """Every call is idempotent at the server, so a lost connection is tried again."""
         data = None if body is None else orjson.dumps(body)
-        give_up = time.monotonic() + PATIENCE_SECONDS
+        give_up = time.monotonic() + self._patience
         while True:
             try:
                 status, answer = self._exchange(method, path, data)
@@ -87,7 +87,7 @@ class Feed:
                 self.close()
                 if time.monotonic() > give_up:
                     raise RunError(
-                        f"the conductor's feed {self.url} is lost: {method} {path} failed for {PATIENCE_SECONDS:.0f} s "
+                        f"the conductor's feed {self.url} is lost: {method} {path} failed for {self._patience:.0f} s "
                         f"({type(error).__name__}: {error}); start the run again with --resume"
                     ) from error
                 time.sleep(0.2)

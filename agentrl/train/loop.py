@@ -25,8 +25,9 @@ from agentrl.train.deepspeed import Backend, StepResult
 from agentrl.train.feed import Feed, Over, Phases
 from agentrl.train.functional import Denominators, token_weights
 from agentrl.train.manifest import Manifest
-from agentrl.train.options import TrainerJob, TrainOptions
+from agentrl.train.options import TrainerJob
 from agentrl.train.plan import Plan, make_plan
+from agentrl.train.schedule import learning_rate
 from agentrl.train.state import State
 from agentrl.train.stop import Stop
 from agentrl.types import Group, Version
@@ -251,13 +252,3 @@ class Trainer:
         if reason != TOLD_TO_STOP and self.state.saved < self.state.step and not self.state.skipped_in_a_row:
             self.save()
         return reason
-
-
-def learning_rate(options: TrainOptions, step: int) -> float:
-    """The rate of step 1, 2, …: rising linearly over the warm-up, then by the schedule, 0 just after the last step."""
-    if step <= options.warmup_steps:
-        return options.lr * step / options.warmup_steps
-    if options.schedule == "constant":
-        return options.lr
-    done = (step - 1 - options.warmup_steps) / max(options.steps - options.warmup_steps, 1)
-    return options.lr * (1 - done if options.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from agentrl.train.batch import Batch
-from agentrl.train.deepspeed import StepResult
 from agentrl.train.manifest import Manifest
+
+if TYPE_CHECKING:  # a test of these sums need not load DeepSpeed
+    from agentrl.train.deepspeed import StepResult
 
 COUNTS = ("tokens/packed", "tokens/trained", "batch/sequences", "batch/episodes")
 

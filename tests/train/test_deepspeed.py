@@ -65,6 +65,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Outcome:
         finally:
             for process in processes:
                 process.kill()
+                process.wait()
         for rank in range(world):
             results[world, rank] = json.loads((work / f"result-{world}-{rank}.json").read_text())
     return Outcome(work, results)
@@ -137,6 +138,24 @@ def test_imitation(outcome: Outcome) -> None:
         assert nll[0] == pytest.approx(5.55, abs=0.5), "close to uniform over the vocabulary"
         assert nll[-1] < 0.7 * nll[0]
         assert outcome.results[place]["nll_loss"] == pytest.approx(nll, rel=1e-5)
+
+
+def test_fp16_finds_its_loss_scale_or_is_refused(outcome: Outcome) -> None:
+    for place in RANKS:
+        found = outcome.results[place]
+        if not torch.cuda.is_available():
+            assert "use 'bf16'" in found["fp16_refused"]
+            continue
+        applied, steps, last = found["fp16_applied"]
+        assert last
+        assert applied == steps
+        assert found["fp16_state"] == ["torch.float32"]
+        assert found["fp16_scaler"][0] == found["fp16_scaler"][1]
+
+
+def test_recomputed_activations_change_nothing(outcome: Outcome) -> None:
+    for place in RANKS:
+        assert outcome.results[place]["recompute_distance"] < 1e-6
 
 
 def test_a_full_disk_on_one_rank_ends_all_with_the_cause(outcome: Outcome) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
@@ -29,6 +30,7 @@ from agentrl.train.options import AlgorithmOptions, TrainerJob, TrainOptions
 from agentrl.types import Context, Episode, Group, Sampled, Segment, Stop, Trajectory, Turn, Version
 
 GROUPS, SAMPLES, ANSWER = 8, 8, 2
+TRAIN = TrainOptions(steps=40, lr=5e-2, checkpoint_every=5, keep_checkpoints=2, tokens_per_microbatch=400)
 
 
 class Rollouts:
@@ -136,7 +138,7 @@ async def start(job: TrainerJob, server: FeedServer, folder: Path, ranks: int) -
 def a_job(folder: Path, model: Path, url: str, **more: object) -> TrainerJob:
     given = {
         "run": "test",
-        "train": TrainOptions(steps=40, lr=5e-2, checkpoint_every=5, keep_checkpoints=2, tokens_per_microbatch=400),
+        "train": TRAIN,
         "algorithm": AlgorithmOptions(),
         "model_dir": model,
         "feed_url": url,
@@ -190,7 +192,8 @@ async def test_it_learns_stops_and_goes_on(folder: Path, tiny: Path) -> None:
     url = await server.start()
     try:
         await server.begin(2)
-        job = a_job(folder, tiny, url, incarnation=2, resume=saved.path)
+        train = TRAIN.model_copy(update={"minibatches": 2})
+        job = a_job(folder, tiny, url, incarnation=2, resume=saved.path, train=train)
         process = await start(job, server, folder, 2)
         code = await asyncio.wait_for(process.wait(), 90)
         assert code == 0, (folder / "log-2").read_text()[-3000:]
@@ -198,10 +201,16 @@ async def test_it_learns_stops_and_goes_on(folder: Path, tiny: Path) -> None:
         await server.stop()
     assert [w.version for w in again.weights] == ["2.10", "2.11", "2.12"]
     assert [r.step for r in again.reports] == [11, 12]
+    assert same_weights(saved.model, Path(again.weights[0].path))
     assert again.reports[0].metrics["behaviour/weight_mean"] == pytest.approx(1, abs=1e-3)
     assert again.reports[0].metrics["reward/mean"] > 0.85  # type: ignore[operator]
     assert [c.step for c in again.checkpoints] == [12], "the end of the run is a checkpoint"
     assert sorted(p.name for p in (folder / "checkpoints").iterdir()) == ["step-0000010", "step-0000012"]
+
+
+def same_weights(one: Path, other: Path) -> bool:
+    a, b = (load_file(folder / "model.safetensors") for folder in (one, other))
+    return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
 
 
 async def test_a_job_that_cannot_work_ends_with_its_cause(folder: Path) -> None:

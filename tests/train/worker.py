@@ -141,6 +141,8 @@ class Checks:
         self.bf16()
         self.one_rank_cannot_write()
         self.imitation()
+        self.fp16()
+        self.recomputed_activations()
 
     def step(self, backend: Backend, seed: int, loss: Any = None, lr: float | None = None) -> Any:
         mine = batches(self.rank, self.world, self.chosen, seed)
@@ -241,6 +243,32 @@ class Checks:
         results = [backend.step([batch.with_weights(weights)], chosen.loss, lr=0.02) for _ in range(6)]
         self.found["nll"] = [r.metrics["nll"] for r in results]
         self.found["nll_loss"] = [r.loss for r in results]
+
+    def fp16(self) -> None:
+        """The loss scale is found by skipping; then steps are applied, and the scale survives a checkpoint."""
+        options = self.options.model_copy(update={"dtype": "fp16"})
+        try:
+            backend = Backend(self.folder, options)
+        except AgentRLError as error:
+            self.found["fp16_refused"] = str(error)
+            return
+        applied = [self.step(backend, seed).applied for seed in range(6)]
+        tensors, common = backend.state()
+        self.found["fp16_applied"] = [sum(applied), common["optimizer_steps"], applied[-1]]
+        self.found["fp16_state"] = sorted({str(t.dtype) for n, t in tensors.items() if n != "rng"})
+        saved = persist.save(backend, self.job(f"h{self.world}"), State(step=1, take=1))
+        again = Backend(self.folder, options)
+        persist.restore(again, saved)
+        self.found["fp16_scaler"] = [common["scaler"], again.state()[1]["scaler"]]
+
+    def recomputed_activations(self) -> None:
+        weights = []
+        for checkpointing in (False, True):
+            backend = Backend(self.folder, self.options.model_copy(update={"checkpointing": checkpointing}))
+            self.step(backend, 0)
+            weights.append(whole_weights(backend))
+        plain, recomputed = weights
+        self.found["recompute_distance"] = max(float((plain[n] - recomputed[n]).abs().max()) for n in plain)
 
 
 def main() -> None:
