@@ -109,14 +109,12 @@ def _explain(
     for fault in error.errors(include_url=False):
         keys = tuple(str(part) for part in fault["loc"])
         dotted = ".".join(keys)
-        if keys in overridden:
+        line = _line_of(text, keys)
+        if keys in overridden or (line is None and any(given[: len(keys)] == keys != () for given in overridden)):
             where = f"override {dotted}: "
-        elif path is not None and (line := _line_of(text, keys)):
-            where = f"{path}:{line}: {dotted}: "
         else:
-            where = (
-                f"{path}: {dotted}: " if path and dotted else f"{path or 'config'}: " if not dotted else f"{dotted}: "
-            )
+            place = f"{path}:{line}" if line else f"{path or 'config'}"
+            where = f"{place}: {dotted}: " if dotted else f"{place}: "
         lines.append(where + _reason(fault, model, keys))
     return "\n".join(lines)
 

@@ -62,6 +62,9 @@ class Fleet:
             raise RunError(
                 f"{error}\nwhat to do: see logs/engine-*.log; check engine.* and the model folder"
             ) from error
+        for server in self._servers:
+            # Clients read the model's limits and shapes again and again; a checkpoint's folder does not stay for ever.
+            server.model_dir = self._model_dir
         self._seated = {server.url for server in self._servers}
         self._router = Router([s.client() for s in self._servers], current=(model_dir, version))
         return self._router
@@ -78,6 +81,17 @@ class Fleet:
                     code = await server.child.wait()
                 if code is not None:
                     await self._restart(index, server, code)
+
+    async def serving(self) -> None:
+        """Wait until an engine serves; RunError where none comes back in time."""
+        deadline = time.monotonic() + self._options.startup_timeout + FENCED_SECONDS
+        while len(fenced := self.router.fenced) >= self._options.count:
+            if time.monotonic() > deadline:
+                reasons = "; ".join(f"{url}: {why}" for url, why in fenced.items())
+                raise RunError(
+                    f"no engine has served for {self._options.startup_timeout + FENCED_SECONDS:.0f} s: {reasons}"
+                )
+            await asyncio.sleep(0.1)
 
     async def counters(self) -> list[dict[str, Any]]:
         """Each live engine's own counters; an engine that does not answer is left out."""

@@ -307,6 +307,8 @@ class _Run:
         if gaps is not None and self._publishes:
             self._last_publish["publish/longest_gap_ms"] = gaps
         with self._watchdog.waiting("the publisher", f"the engines to load {version}"):
+            # An engine that is being started again is no refusal.
+            await self._fleet.serving()
             return await self._fleet.router.publish(path, version)
 
     async def _on_published(self, done: Published[PublishReport]) -> None:

@@ -90,8 +90,9 @@ class Supervisor:
         checkpoint, refused = await asyncio.to_thread(newest, self._desk.folder.checkpoints)
         for reason in refused:
             self._desk.note(reason)
-        await self._begin(Version(incarnation, checkpoint.number if checkpoint else 0), checkpoint)
+        # The feed first: a take that the dead group still waited for must not happen after the pool has gone back.
         await self._feed.begin(incarnation)
+        await self._begin(Version(incarnation, checkpoint.number if checkpoint else 0), checkpoint)
         job = self._make_job(incarnation, checkpoint.path if checkpoint else None)
         folder = self._desk.folder
         self.group = TrainerGroup(job, folder.job, folder.logs / "trainer.log", self._feed.token)
