@@ -41,6 +41,10 @@ CALCULATOR = (
     '<tool_call>\n{"name": "calc", "arguments": {"expression": "',
     '"}}\n</tool_call>',
     "wrong, try again",
+    "State the final answer to the following arithmetic problem: ",
+    " =",
+    "Solve the following multiplication: ",
+    ". Give only the result as your final answer.",
 )
 """What the calculator environment says over and over; other environments pass their own `fixed`."""
 
