@@ -147,6 +147,8 @@ class TrainOptions(BaseModel):
 class TrainerJob(BaseModel):
     """What `trainer.json` holds: everything `python -m agentrl.train` needs besides $AGENTRL_TOKEN.
 
+    Write it with `model_dump_json(exclude_unset=True)`: a default written out would count as a knob that was set.
+
     Step n makes version n: a job that starts at version v takes the batch of step v+1 first. With `resume` it
     publishes the checkpoint's weights under `incarnation.v` before anything else; without, the engines are expected to
     have been loaded from `model_dir`.

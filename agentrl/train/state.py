@@ -16,8 +16,8 @@ class State:
     step: int = 0
     take: int = -1
     cursor: Mapping[str, Any] = field(default_factory=dict)
-    saved: int = -1
-    """The step of the last checkpoint."""
+    saved: int = 0
+    """The step of the last checkpoint; a run that has not trained has nothing to save."""
     skipped: int = 0
     """Optimizer steps that were not applied."""
     skipped_in_a_row: int = 0

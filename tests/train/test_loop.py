@@ -119,7 +119,7 @@ class Events:
 
 async def start(job: TrainerJob, server: FeedServer, folder: Path, ranks: int) -> asyncio.subprocess.Process:
     file = folder / f"trainer-{job.incarnation}.json"
-    file.write_text(job.model_dump_json())
+    file.write_text(job.model_dump_json(exclude_unset=True))
     prefix = [sys.executable]
     if ranks > 1:
         prefix += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
@@ -217,7 +217,7 @@ async def test_a_job_that_cannot_work_ends_with_its_cause(folder: Path) -> None:
     (folder / "empty").mkdir()
     job = a_job(folder, folder / "empty", "http://127.0.0.1:9")
     file = folder / "trainer.json"
-    file.write_text(job.model_dump_json())
+    file.write_text(job.model_dump_json(exclude_unset=True))
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from agentrl.train.options import AlgorithmOptions, TrainOptions, check_algorithm
+from agentrl.train.options import AlgorithmOptions, TrainerJob, TrainOptions, check_algorithm
 
 
 @pytest.mark.parametrize(
@@ -56,6 +57,21 @@ def test_an_own_algorithm_must_be_importable() -> None:
     for name in ("no_such_module:Thing", "tests.train.test_options:"):
         with pytest.raises((ValueError, ModuleNotFoundError)):
             check_algorithm(AlgorithmOptions(name=name))
+
+
+@pytest.mark.parametrize("given", [{"name": "sft"}, {"name": "dapo"}, {"behaviour": "off"}])
+def test_a_job_survives_its_file(tmp_path: Path, given: dict[str, Any]) -> None:
+    job = TrainerJob(
+        run="r",
+        train=TrainOptions(lr=1e-3, betas=(0.8, 0.9)),
+        algorithm=AlgorithmOptions(**given),
+        model_dir=tmp_path,
+        feed_url="http://127.0.0.1:1",
+        weights_dir=tmp_path,
+        checkpoints_dir=tmp_path,
+        resume=tmp_path / "step-0000001",
+    )
+    assert TrainerJob.model_validate_json(job.model_dump_json(exclude_unset=True)) == job
 
 
 def test_options_and_checkpoints_need_no_torch() -> None:
