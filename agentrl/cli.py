@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from agentrl.errors import AgentRLError, ConfigError
+from agentrl.errors import AgentRLError, ConfigError, RunError
 
 app = typer.Typer(
     name="agentrl",
@@ -54,6 +55,52 @@ def status(run: Annotated[Path, typer.Argument(metavar="RUNS/NAME", help="The ru
 
     with _told():
         print(describe(run))
+
+
+@app.command("eval")
+def evaluate(
+    env: Annotated[str, typer.Argument(metavar="ENV", help="package.module:Class or file.py:Class")],
+    base_url: Annotated[str, typer.Option(help="An OpenAI-compatible endpoint, e.g. http://localhost:8000/v1")],
+    model: Annotated[str, typer.Option(help="The model's name there.")],
+    data: Annotated[str | None, typer.Option(help="Rows; the environment's own eval rows where not given.")] = None,
+    n: Annotated[int, typer.Option("-n", min=1, help="Rows to play.")] = 50,
+    k: Annotated[int, typer.Option("-k", min=1, help="Episodes a row.")] = 1,
+    agent: Annotated[str, typer.Option(help="package.module:Class or file.py:Class")] = "agentrl.agent:Agent",
+    api_key: Annotated[str, typer.Option(envvar="OPENAI_API_KEY", help="The endpoint's key.")] = "none",
+    temperature: Annotated[float, typer.Option(min=0.0)] = 1.0,
+    concurrency: Annotated[int, typer.Option(min=1, help="Episodes at once.")] = 16,
+    max_turns: Annotated[int, typer.Option(min=1)] = 16,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+) -> None:
+    """Play an environment with any model behind an OpenAI-compatible URL; the last line is JSON."""
+    import asyncio
+
+    from agentrl.conductor.check import resolve_agent, resolve_env, rows_of
+    from agentrl.conductor.config import AgentSection, EnvSection
+    from agentrl.evaluate import evaluate_api
+
+    with _told():
+        env_class, make_env = resolve_env(EnvSection(path=env))
+        make_agent = resolve_agent(AgentSection(path=agent))
+        rows = rows_of(env_class, "eval", data, seed, n)
+        found = asyncio.run(
+            evaluate_api(
+                make_env,
+                make_agent,
+                rows,
+                base_url=base_url,
+                api_key=api_key,
+                model=model,
+                samples=k,
+                concurrency=concurrency,
+                temperature=temperature,
+                max_turns=max_turns,
+                seed=seed,
+            )
+        )
+        print(json.dumps(found.metrics()))
+        if found.reward is None:
+            raise RunError(f"no episode was scored: {found.stops}; {found.error}")
 
 
 @app.command()

@@ -6,11 +6,11 @@ import asyncio
 import importlib.util
 import inspect
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from agentrl.agent import Agent
-from agentrl.conductor.config import Common, RunConfig, SftConfig
+from agentrl.conductor.config import AgentSection, Common, EnvSection, RunConfig, SftConfig
 from agentrl.conductor.conversations import Conversation, Render, parse_conversation, renderer_of, split
 from agentrl.conductor.folder import folder_bytes
 from agentrl.config import resolve_object
@@ -54,27 +54,46 @@ def check_run(config: RunConfig) -> RunPlan:
     if config.engine.port is not None:
         for index in range(config.engine.count):
             _check_port(config.engine.host, config.engine.port + index, "engine.port")
-    env_class = _subclass(config.env.path, Env, "env.path")
-    agent_class = _subclass(config.agent.path, Agent, "agent.path")
-    _check_arguments(env_class, config.env.args, "env.args")
-    _check_arguments(agent_class, config.agent.args, "agent.args")
-
-    def make_env(row: Row) -> Env:
-        made: Env = env_class(row, **config.env.args)
-        return made
-
-    def make_agent(tools: Sequence[Tool]) -> Agent:
-        made: Agent = agent_class(tools, **config.agent.args)
-        return made
-
+    env_class, make_env = resolve_env(config.env)
+    make_agent = resolve_agent(config.agent)
     data = config.data
-    train_rows = _rows(config, env_class, "train", data.train, data.train_split, data.train_limit)
-    wants_eval = config.eval.every > 0
-    eval_rows = _rows(config, env_class, "eval", data.eval, data.eval_split, config.eval.rows) if wants_eval else []
+    columns, seed = data.columns, config.seed
+    train_rows = rows_of(
+        env_class, "train", data.train, seed, data.train_limit, split=data.train_split, columns=columns
+    )
+    eval_rows: list[Row] = []
+    if config.eval.every:
+        eval_rows = rows_of(
+            env_class, "eval", data.eval, seed, config.eval.rows, split=data.eval_split, columns=columns
+        )
     for rows, share in ((train_rows, "training"), (eval_rows, "held-out")):
         if rows:
             asyncio.run(_try_row(make_env, make_agent, rows[0], f"the first {share} row", template, config))
     return RunPlan(env_class.__name__, make_env, make_agent, train_rows, eval_rows, model_bytes)
+
+
+def resolve_env(section: EnvSection) -> tuple[type[Env], Callable[[Row], Env]]:
+    """The environment's class, and how one is made from a row; ConfigError where path or arguments do not fit."""
+    found = _subclass(section.path, Env, "env.path")
+    _check_arguments(found, section.args, "env.args")
+
+    def make(row: Row) -> Env:
+        made: Env = found(row, **section.args)
+        return made
+
+    return found, make
+
+
+def resolve_agent(section: AgentSection) -> Callable[[Sequence[Tool]], Agent]:
+    """How an agent is made from an environment's tools."""
+    found = _subclass(section.path, Agent, "agent.path")
+    _check_arguments(found, section.args, "agent.args")
+
+    def make(tools: Sequence[Tool]) -> Agent:
+        made: Agent = found(tools, **section.args)
+        return made
+
+    return make
 
 
 def check_sft(config: SftConfig) -> SftPlan:
@@ -126,14 +145,22 @@ def _check_arguments(cls: type, args: dict[str, Any], key: str) -> None:
         raise ConfigError(f"{key} does not fit {cls.__name__}{inspect.signature(cls)}: {error}") from error
 
 
-def _rows(
-    config: RunConfig, env_class: type[Env], share: str, source: str | None, split_name: str, limit: int | None
+def rows_of(
+    env_class: type[Env],
+    share: str,
+    source: str | None,
+    seed: int,
+    limit: int | None,
+    *,
+    split: str = "train",
+    columns: Mapping[str, str] | None = None,
 ) -> list[Row]:
+    """The rows of `source`, or the environment's own where that is None."""
     if source is not None:
-        return load_rows(source, limit=limit, split=split_name, columns=config.data.columns)
+        return load_rows(source, limit=limit, split=split, columns=columns)
     name = f"{env_class.__name__}.rows({share!r})"
     try:
-        return take_rows(env_class.rows(share, config.seed), name, limit)
+        return take_rows(env_class.rows(share, seed), name, limit)
     except AgentRLError as error:
         raise ConfigError(f"data.{share} is not set, and {error}") from error
     except Exception as error:
