@@ -240,3 +240,14 @@ def test_a_full_disk_is_named_and_nothing_half_written_counts(place: Path) -> No
     assert "Traceback" not in output
     assert newest(place / "runs" / "r" / "checkpoints") == (None, [])
     assert children_of(place) == []
+
+
+@pytest.mark.slow
+def test_it_learns_at_staleness_four(place: Path) -> None:
+    settings = ["train.steps=16", "train.lr=1e-2", "rollout.groups_per_step=8", "rollout.samples=8"]
+    code, output = finished(start(place, "train", "run.toml", *settings, "eval.every=16", "eval.temperature=1.0"))
+    assert code == 0, output
+    steps = lines(place / "runs" / "r", "step")
+    assert steps[-1]["reward/mean"] > steps[0]["reward/mean"] + 0.2, output
+    assert max(s["staleness/max"] for s in steps) <= 4
+    assert max(s["staleness/several_versions_share"] for s in steps) > 0, "some sequences span several versions"
