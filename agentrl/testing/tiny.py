@@ -48,6 +48,9 @@ CALCULATOR = (
 )
 """What the calculator environment says over and over; other environments pass their own `fixed`."""
 
+DEVIATION = 0.05
+"""Of the random weights. With Hugging Face's 0.02 a model this narrow takes twice as long to learn to copy."""
+
 _ARCHITECTURES: dict[Family, str] = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
@@ -120,7 +123,7 @@ def make_tiny_model(
 
     `fixed` are strings that become one token each, besides those of the chat format; `describe_tools` makes the
     template write the tools' schemas into a system message (long: off, a tiny model learns its one tool by training).
-    The weights are float32, normal with deviation 0.02 as Hugging Face initialises, and depend on `seed` alone.
+    The weights are float32 and depend on `seed` alone.
     """
     if hidden % heads or heads % kv_heads:
         raise ValueError(f"heads={heads} must divide hidden={hidden}, and kv_heads={kv_heads} must divide heads")
@@ -166,7 +169,7 @@ def _config(shape: _Shape, max_length: int) -> dict[str, Any]:
         "head_dim": shape.head,
         "hidden_act": "silu",
         "max_position_embeddings": max_length,
-        "initializer_range": 0.02,
+        "initializer_range": DEVIATION,
         "rms_norm_eps": 1e-6,
         "rope_theta": 10000.0,
         "tie_word_embeddings": shape.tie,
@@ -194,7 +197,7 @@ def _weights(shape: _Shape, seed: int) -> Iterator[tuple[str, Float32Array]]:
     hidden, head = shape.hidden, shape.head
 
     def normal(*size: int) -> Float32Array:
-        return (0.02 * rng.standard_normal(size)).astype(np.float32)
+        return (DEVIATION * rng.standard_normal(size)).astype(np.float32)
 
     def ones(size: int) -> Float32Array:
         return np.ones(size, np.float32)
