@@ -22,26 +22,10 @@ import orjson
 
 from agentrl.errors import ConfigError, RunError
 from agentrl.rollout.records import Ask, Candidate, Change, Content, State, Stored, TakeRecord, TakeRule, choose
+from agentrl.rollout.schema import SCHEMA
 from agentrl.types import Version
 
-UNSETTLED = (State.WAITING, State.RUNNING, State.POOLED)
-
-_SCHEMA = """
-PRAGMA journal_mode=WAL;
-PRAGMA synchronous=FULL;
-CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS incarnations (incarnation INTEGER PRIMARY KEY, number INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS takes (
-  id INTEGER PRIMARY KEY, step INTEGER NOT NULL UNIQUE, incarnation INTEGER NOT NULL, number INTEGER NOT NULL,
-  positions TEXT NOT NULL, cursor TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS positions (
-  position INTEGER PRIMARY KEY, attempt INTEGER NOT NULL DEFAULT 0, state TEXT NOT NULL, take INTEGER,
-  labels TEXT NOT NULL DEFAULT '', reason TEXT NOT NULL DEFAULT '');
-CREATE INDEX IF NOT EXISTS positions_state ON positions (state);
-CREATE TABLE IF NOT EXISTS groups (
-  position INTEGER PRIMARY KEY, oldest INTEGER, labels TEXT NOT NULL, tokens INTEGER NOT NULL, stored REAL NOT NULL,
-  body BLOB NOT NULL, chat BLOB NOT NULL);
-"""
+SETTLED = (State.TAKEN, State.TRAINED, State.FILTERED, State.GIVEN_UP)
 
 
 class Ledger:
@@ -52,8 +36,9 @@ class Ledger:
         with self._explained():
             path.parent.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
-            self._db.executescript(_SCHEMA)
+            self._db.executescript(SCHEMA)
         self._asked: dict[int, int] = {}
+        self._low = 0  # every position below it is settled
         with self._transaction():
             self.identity = self._meta("pool", uuid.uuid4().hex)
 
@@ -68,26 +53,20 @@ class Ledger:
         """The position runs. Written with the next change: a crash before it leaves a gap, which is asked again."""
         self._asked[asked.position] = asked.attempt
 
-    def put(self, group: Stored) -> bool:
-        """Store a finished group; False, and nothing stored, where it holds tokens of abandoned weights."""
+    def put(self, groups: Sequence[Stored]) -> list[bool]:
+        """Store finished groups; False, and nothing stored, for one that holds tokens of abandoned weights."""
         with self._transaction():
-            if any(self._abandoned(label) for label in group.labels):
-                self._set(group.position, State.WAITING, reason="held tokens of abandoned weights")
-                return False
-            self._db.execute(
-                "INSERT INTO groups VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (
-                    group.position,
-                    group.oldest,
-                    _join(group.labels),
-                    group.tokens,
-                    time.time(),
-                    group.body,
-                    group.chat,
-                ),
-            )
-            self._set(group.position, State.POOLED)
-            return True
+            return [self._put(group) for group in groups]
+
+    def _put(self, group: Stored) -> bool:
+        if any(self._abandoned(label) for label in group.labels):
+            self._set(group.position, State.WAITING, reason="held tokens of abandoned weights")
+            return False
+        labels = _join(group.labels)
+        values = (group.position, group.oldest, labels, group.tokens, time.time(), group.body, group.chat)
+        self._db.execute("INSERT INTO groups VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+        self._set(group.position, State.POOLED)
+        return True
 
     def settle(self, position: int, state: State, reason: str, labels: Iterable[Version] = ()) -> None:
         """A running group ends filtered or given up."""
@@ -183,6 +162,7 @@ class Ledger:
         with self._transaction():
             if version.incarnation <= self._incarnation():
                 raise RunError(f"weights {version}: incarnation {self._incarnation()} exists, labels are never reused")
+            self._low = 0
             take = int(cursor["take"]) if cursor else 0
             if cursor and cursor["pool"] != self.identity:
                 self._adopt(cursor)
@@ -312,12 +292,15 @@ class Ledger:
 
     def _cursor(self, take: int) -> dict[str, Any]:
         """What a checkpoint needs to go on without this file: every position below `low` and in `settled` is done."""
-        found = self._db.execute("SELECT position FROM positions WHERE state IN (?, ?, ?)", UNSETTLED).fetchall()
-        unsettled = {position for (position,) in found}
-        fresh = self._fresh()
-        low = min(unsettled, default=fresh)
-        settled = [position for position in range(low, fresh) if position not in unsettled]
-        cursor = {"pool": self.identity, "take": take, "low": low, "settled": settled}
+        self._low = max(self._low, int(self._meta("base", "0")))
+        found = self._db.execute(
+            "SELECT position FROM positions WHERE position >= ? AND state IN (?, ?, ?, ?)", (self._low, *SETTLED)
+        ).fetchall()
+        settled = {position for (position,) in found}
+        while self._low in settled:
+            settled.remove(self._low)
+            self._low += 1
+        cursor = {"pool": self.identity, "take": take, "low": self._low, "settled": sorted(settled)}
         return {**cursor, "data": self._meta("data", ""), "start": int(self._meta("start", "0"))}
 
     def _adopt(self, cursor: Mapping[str, Any]) -> None:
@@ -388,6 +371,7 @@ class Ledger:
                 self._db.execute("COMMIT")
                 self._asked = {}
             except BaseException:
+                self._low = 0
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 raise

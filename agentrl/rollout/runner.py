@@ -106,8 +106,11 @@ class Runner:
             self._changed.clear()
             take = await self._book(self._take(step, version))
             left = until - loop.time()
-            if take is not None or left <= 0:
+            if take is not None:
+                await asyncio.to_thread(take.decode)  # here, so that the event loop goes on
                 return take
+            if left <= 0:
+                return None
             try:
                 async with asyncio.timeout(left):
                     await self._changed.wait()
@@ -269,8 +272,8 @@ class Runner:
             self.counts["untrained"] += 1
         self._dropped(change.dropped, change.given_up)
         if take is not None and change.new:
-            self.gate.taken(group.id for group in take.groups)
-            self.counts["taken"] += len(take.groups)
+            self.gate.taken(take.ids)
+            self.counts["taken"] += len(take.ids)
         return take
 
     async def _published(self, version: Version) -> None:

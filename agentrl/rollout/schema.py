@@ -1,0 +1,19 @@
+"""The pool's tables."""
+
+SCHEMA = """
+PRAGMA page_size=8192;
+PRAGMA journal_mode=WAL;
+PRAGMA synchronous=FULL;
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS incarnations (incarnation INTEGER PRIMARY KEY, number INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS takes (
+  id INTEGER PRIMARY KEY, step INTEGER NOT NULL UNIQUE, incarnation INTEGER NOT NULL, number INTEGER NOT NULL,
+  positions TEXT NOT NULL, cursor TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS positions (
+  position INTEGER PRIMARY KEY, attempt INTEGER NOT NULL DEFAULT 0, state TEXT NOT NULL, take INTEGER,
+  labels TEXT NOT NULL DEFAULT '', reason TEXT NOT NULL DEFAULT '');
+CREATE INDEX IF NOT EXISTS positions_state ON positions (state);
+CREATE TABLE IF NOT EXISTS groups (
+  position INTEGER PRIMARY KEY, oldest INTEGER, labels TEXT NOT NULL, tokens INTEGER NOT NULL, stored REAL NOT NULL,
+  body BLOB NOT NULL, chat BLOB NOT NULL);
+"""
