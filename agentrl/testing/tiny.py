@@ -7,6 +7,7 @@ tool format are single tokens, so sequences are short and a model of 100k parame
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -225,3 +226,16 @@ def _weights(shape: _Shape, seed: int) -> Iterator[tuple[str, Float32Array]]:
 
 def _write(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def main() -> None:
+    """`python -m agentrl.testing.tiny FOLDER [--seed N]`."""
+    parser = argparse.ArgumentParser(description="Write a tiny random model to a folder.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    print(make_tiny_model(options.folder, seed=options.seed))
+
+
+if __name__ == "__main__":
+    main()
