@@ -22,11 +22,11 @@ from openai import AsyncOpenAI, DefaultAioHttpClient, DefaultAsyncHttpxClient
 from agentrl.endpoint.options import EndpointOptions
 from agentrl.endpoint.parse import Format, detect_format
 from agentrl.endpoint.render import Renderer
-from agentrl.endpoint.replay import Replays
+from agentrl.endpoint.replay import Replays, Running
 from agentrl.endpoint.reply import Reply, to_json, to_text_json
 from agentrl.endpoint.request import ChatRequest, Refused, read_request, read_text_request
 from agentrl.endpoint.session import Session, Terms
-from agentrl.endpoint.stream import Parts, chunks
+from agentrl.endpoint.stream import Streaming
 from agentrl.endpoint.template import ChatTemplate
 from agentrl.engine.types import Engine
 from agentrl.errors import (
@@ -177,27 +177,32 @@ class Endpoint:
         try:
             raw = await request.read()
             asked = read(_body(raw))
-            if asked.stream:
-                return await _stream(request, chunks(session, asked))
-            return _json(write(await self._reply(request, session, replays, asked, raw)))
+            again = request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
+            key = request.headers.get("Idempotency-Key")
+            # An answer in one piece and a stream of it are different calls, whatever the client's key says.
+            kind = f"{request.path} {asked.stream} {key is None} ".encode()
+            name = kind + (raw if key is None else key.encode("utf-8", "surrogateescape"))
+
+            def start() -> Running:
+                return Streaming(session, asked) if asked.stream else Running(session.complete(asked))
+
+            with replays.hold(name, again or key is not None, start) as running:
+                if isinstance(running, Streaming):
+                    return await _stream(request, running)
+                return _json(write(await running.result()))
         except AgentRLError as error:
             return failure(error).response()
+        except RecursionError:
+            return failure(Refused("the body is nested too deeply")).response()
         finally:
             self._calls -= 1
 
-    async def _reply(
-        self, request: web.Request, session: Session, replays: Replays, asked: ChatRequest, raw: bytes
-    ) -> Reply:
-        again = request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
-        key = request.headers.get("Idempotency-Key")
-        name = request.path.encode() + (raw if key is None else key.encode())
-        return await replays.run(name, again or key is not None, lambda: session.complete(asked))
 
-
-async def _stream(request: web.Request, parts: Parts) -> web.StreamResponse:
+async def _stream(request: web.Request, running: Streaming) -> web.StreamResponse:
     """Server-sent events. Errors before the first chunk are ordinary answers; a later one is the last event."""
-    async with aclosing(parts):
+    async with aclosing(running.chunks()) as parts:
         first = await anext(parts)
+        running.answering = True
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await response.prepare(request)
         await response.write(_event(first))

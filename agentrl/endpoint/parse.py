@@ -13,7 +13,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
@@ -96,6 +96,22 @@ def parse(
     return scan.result()
 
 
+def settled(text: str, form: Format, *, thinking: bool, tools: Sequence[Mapping[str, Any]] = ()) -> int:
+    """How much of a tagged turn that still grows is read the same whatever follows: all of it, up to the first call
+    that is not complete or wrong."""
+    scan = _Scan(text, form, True, tools)
+    if thinking:
+        scan.think(0)
+    return scan.tagged(growing=True)
+
+
+def first_call(parsed: Parsed) -> Parsed:
+    """The same turn where parallel calls are switched off: the calls after the first count as errors."""
+    reason = "parallel_tool_calls is false: only the first call of a turn counts"
+    surplus = [CallError(json.dumps(call._asdict(), ensure_ascii=False), reason) for call in parsed.calls[1:]]
+    return replace(parsed, calls=parsed.calls[:1], errors=(*parsed.errors, *surplus)) if surplus else parsed
+
+
 class _Bad(Exception):
     pass
 
@@ -132,7 +148,7 @@ class _Scan:
             while self.text.startswith("\n", self.at):
                 self.at += 1
 
-    def tagged(self) -> None:
+    def tagged(self, growing: bool = False) -> int:
         while self.at < len(self.text):
             call = self.text.find(_OPEN, self.at) if self.form is not Format.NONE else -1
             think = self.text.find(_THINK, self.at)
@@ -144,8 +160,11 @@ class _Scan:
                 break
             self.say(self.text[self.at : call])
             self._call_at(call)
+            if growing and self.errors:
+                return call
         self.say(self.text[self.at :])
         self.at = len(self.text)
+        return self.at
 
     def _is_thought(self, at: int) -> bool:
         # An opening tag that is never closed is reasoning only where the turn starts with it; else it is talk about

@@ -28,11 +28,13 @@ _ANSWER = "a\ue003"
 
 
 class Prompt(NamedTuple):
-    """What is shown to the model next, and whether it ends inside an opened `<think>`."""
+    """What is shown to the model next, and whether it opened `<think>`; `opened` is the part of it that already belongs
+    to the answer: the beginning of a call that was asked for."""
 
     text: str
     tokens: Int32Array
     thinking: bool
+    opened: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,7 @@ class Renderer:
     def full_text(self, messages: Sequence[Message], setting: Setting, *, generation: bool) -> str:
         """The template's text for a whole conversation."""
         ready = [self.template.prepare(message) for message in messages]
-        return self.template.text_of_prepared(ready, setting.prepared, generation=generation, **setting.extra)
+        return self.template.text_of_prepared(ready, setting.prepared, generation=generation, extra=setting.extra)
 
     def extend(self, last: Message, new: Sequence[Message], setting: Setting, *, ended_by: int | None) -> Prompt:
         """What follows a sampled turn `last` when the messages `new` come after it.
@@ -194,7 +196,9 @@ class Renderer:
         return [{"role": "user", "content": _QUESTION}, answer]
 
     def _after(self, history: list[Message], ready: Sequence[Message], setting: Setting, ended_by: int | None) -> str:
-        text = self.template.text_of_prepared([*history, *ready], setting.prepared, generation=True, **setting.extra)
+        text = self.template.text_of_prepared(
+            [*history, *ready], setting.prepared, generation=True, extra=setting.extra
+        )
         at = text.rfind(_ANSWER)
         if at < 0:
             raise CannotContinue("it does not render the assistant's earlier turns")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any
 
@@ -15,67 +15,89 @@ from agentrl.errors import LimitReached
 _KEPT = 8
 
 
-@dataclass(slots=True, eq=False)
-class _Entry:
-    task: asyncio.Task[Reply]
-    waiting: int = 0
+class Running:
+    """A call under way, for any number of clients that wait for it. It is a task of its own.
+
+    `answering` says that a client has already been sent a part of the answer, so that none will ask again.
+    """
+
+    def __init__(self, call: Coroutine[Any, Any, Reply]) -> None:
+        self.task = asyncio.ensure_future(call)
+        self.waiting = 0
+        self.answering = False
+        self.task.add_done_callback(_retrieve)
+
+    async def result(self) -> Reply:
+        """The answer. LimitReached where the session was closed meanwhile; cancelling this leaves the call alone."""
+        try:
+            return await asyncio.shield(self.task)
+        except asyncio.CancelledError as error:
+            mine = asyncio.current_task()
+            if self.task.cancelled() and mine is not None and not mine.cancelling():
+                raise LimitReached("the session was closed while this call ran: its episode is over") from error
+            raise
 
 
 class Replays:
     """The latest calls of a session, by body or idempotency key.
 
-    A call is a task of its own: when its client disconnects it lives on for `grace` seconds, in which the client's
-    retry finds it, and is then cancelled. Failed calls are not kept, so a retry after an error asks again.
+    When its last client disconnects, a call lives on for `grace` seconds, in which the client's retry finds it, and is
+    then cancelled. Failed calls are not kept, so a retry after an error asks again.
     """
 
     def __init__(self, grace: float) -> None:
         self._grace = grace
-        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
+        self._entries: OrderedDict[bytes, Running] = OrderedDict()
+        self._tasks: set[asyncio.Task[Reply]] = set()  # the same body may be asked twice at once
 
-    async def run(self, name: bytes, again: bool, call: Callable[[], Coroutine[Any, Any, Reply]]) -> Reply:
-        """The result of `call`, or of the earlier call of that name where this is `again` the same."""
+    @contextmanager
+    def hold(self, name: bytes, again: bool, start: Callable[[], Running]) -> Iterator[Running]:
+        """The call that `start` starts, or the earlier one of that name where this is `again` the same."""
         key = blake2b(name, digest_size=16).digest()
-        entry = self._entries.get(key) if again else None
-        if entry is None:
-            entry = self._start(key, call)
-        entry.waiting += 1
+        running = self._entries.get(key) if again else None
+        if running is None:
+            running = self._keep(key, start())
+        running.waiting += 1
         try:
-            return await asyncio.shield(entry.task)
-        except asyncio.CancelledError as error:
-            mine = asyncio.current_task()
-            if entry.task.cancelled() and mine is not None and not mine.cancelling():
-                raise LimitReached("the session was closed while this call ran: its episode is over") from error
-            raise
+            yield running
         finally:
-            entry.waiting -= 1
-            if not entry.waiting and not entry.task.done():
-                asyncio.get_running_loop().call_later(self._grace, self._abandon, entry)
+            running.waiting -= 1
+            if not running.waiting and not running.task.done():
+                grace = 0.0 if running.answering else self._grace
+                asyncio.get_running_loop().call_later(grace, _abandon, running)
 
     async def close(self) -> None:
         """Cancel what still runs."""
-        running = [entry.task for entry in self._entries.values() if not entry.task.done()]
+        running = list(self._tasks)
         self._entries.clear()
         for task in running:
             task.cancel()
         if running:
             await asyncio.wait(running, timeout=5.0)
 
-    def _start(self, key: bytes, call: Callable[[], Coroutine[Any, Any, Reply]]) -> _Entry:
-        entry = _Entry(asyncio.ensure_future(call()))
-        entry.task.add_done_callback(lambda task: self._finished(key, entry))
-        self._entries[key] = entry
+    def _keep(self, key: bytes, running: Running) -> Running:
+        self._tasks.add(running.task)
+        running.task.add_done_callback(lambda task: self._finished(key, running))
+        self._entries[key] = running
         self._entries.move_to_end(key)
         finished = [k for k, e in self._entries.items() if e.task.done()]
         for old in finished[: max(0, len(self._entries) - _KEPT)]:
             del self._entries[old]
-        return entry
+        return running
 
-    def _finished(self, key: bytes, entry: _Entry) -> None:
-        failed = entry.task.cancelled() or entry.task.exception() is not None
-        if failed and self._entries.get(key) is entry:
+    def _finished(self, key: bytes, running: Running) -> None:
+        self._tasks.discard(running.task)
+        failed = running.task.cancelled() or running.task.exception() is not None
+        if failed and self._entries.get(key) is running:
             del self._entries[key]
 
-    @staticmethod
-    def _abandon(entry: _Entry) -> None:
-        if not entry.waiting:
-            entry.task.cancel()
+
+def _abandon(running: Running) -> None:
+    if not running.waiting:
+        running.task.cancel()
+
+
+def _retrieve(task: asyncio.Task[Reply]) -> None:
+    # A call may fail when nobody waits any more; asyncio would complain.
+    if not task.cancelled():
+        task.exception()

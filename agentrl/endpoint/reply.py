@@ -4,6 +4,7 @@ HTTP."""
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -50,23 +51,26 @@ def before_stop(text: str, completion: Completion) -> str:
     return text if at < 0 else text[:at]
 
 
-def message_of(parsed: Parsed, first_call: int) -> Message:
-    """The assistant's message. A call that could not be read stays in `content` and is listed in `tool_call_errors`."""
+def message_of(parsed: Parsed, ids: Sequence[str]) -> Message:
+    """The assistant's message, its calls named by `ids`.
+
+    A call that could not be read stays in `content` and is listed in `tool_call_errors`.
+    """
     content = parsed.content
     message: Message = {"role": "assistant", "content": None if parsed.calls and not content.strip() else content}
     if parsed.reasoning is not None:
         message["reasoning_content"] = parsed.reasoning
     if parsed.calls:
-        message["tool_calls"] = [_call(call, first_call + i) for i, call in enumerate(parsed.calls)]
+        message["tool_calls"] = [call_of(call, name) for call, name in zip(parsed.calls, ids, strict=True)]
     if parsed.errors:
         message["tool_call_errors"] = [_error(error) for error in parsed.errors]
     return message
 
 
-def _call(call: Call, number: int) -> dict[str, Any]:
+def call_of(call: Call, name: str) -> dict[str, Any]:
+    """A call in OpenAI's form, with `name` as its id."""
     arguments = json.dumps(call.arguments, ensure_ascii=False)
-    # Nine letters and digits: the strictest of the templates that check ids accepts no more and no less.
-    return {"id": f"call{number:05d}", "type": "function", "function": {"name": call.name, "arguments": arguments}}
+    return {"id": name, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
 def _error(error: CallError) -> dict[str, str]:
@@ -101,10 +105,28 @@ def to_text_json(reply: Reply) -> dict[str, Any]:
         "created": reply.created,
         "model": reply.model,
         "choices": [
-            {"index": i, "text": choice.message["content"], "finish_reason": choice.finish, "logprobs": None}
+            {
+                "index": i,
+                "text": choice.message["content"],
+                "finish_reason": choice.finish,
+                "logprobs": None if choice.logprobs is None else text_logprobs(choice.logprobs),
+            }
             for i, choice in enumerate(reply.choices)
         ],
         "usage": usage(reply),
+    }
+
+
+def text_logprobs(rows: Sequence[Mapping[str, Any]], at: int = 0) -> dict[str, Any]:
+    """Log-probs in the form of text completions; the first token's text begins at `at`."""
+    starts = [at]
+    for row in rows:
+        starts.append(starts[-1] + len(row["token"]))
+    return {
+        "tokens": [row["token"] for row in rows],
+        "token_logprobs": [row["logprob"] for row in rows],
+        "top_logprobs": None,
+        "text_offset": starts[:-1],
     }
 
 

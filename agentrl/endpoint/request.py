@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,6 +34,9 @@ _FLOATS = {
     "repetition_penalty": (1.0, 0.0, 2.0),
 }
 MAX_CHOICES = 128
+_TEMPLATES_OWN = frozenset({"messages", "tools", "add_generation_prompt"})
+ANY = ""
+"""`ChatRequest.force`: some call, whichever."""
 
 
 class Refused(ContractError):
@@ -48,7 +51,8 @@ class Refused(ContractError):
 class ChatRequest:
     """A completion that is asked for. `sampling` lacks budget, stop ids and seed, which the session adds.
 
-    `prompt` is the raw text or token ids of a text completion, which has no messages.
+    `prompt` is the raw text or token ids of a text completion, which has no messages. `force` is the function that
+    the answer must call, `ANY` for whichever, None where it need not.
     """
 
     messages: list[Message]
@@ -62,6 +66,7 @@ class ChatRequest:
     n: int = 1
     seed: int | None = None
     read_calls: bool = True
+    force: str | None = None
     parallel: bool = True
     logprobs: bool = False
     stream: bool = False
@@ -78,12 +83,7 @@ def read_request(body: Mapping[str, Any]) -> ChatRequest:
     tools = take("tools", [])
     if not isinstance(tools, (list, tuple)) or not all(_is_tool(tool) for tool in tools):
         raise Refused("tools must be a list of {'type': 'function', 'function': {'name': …, …}}", "tools")
-    template = take("chat_template_kwargs", {})
-    if not isinstance(template, Mapping):
-        raise Refused("chat_template_kwargs must be an object", "chat_template_kwargs")
     choice = take("tool_choice", "auto")
-    if choice not in ("auto", "none"):
-        raise Refused("tool_choice can be 'auto' or 'none': this endpoint does not force a call", "tool_choice")
     stream = _flag(given, "stream")
     options = take("stream_options", {})
     if not isinstance(options, Mapping):
@@ -96,13 +96,14 @@ def read_request(body: Mapping[str, Any]) -> ChatRequest:
         messages=[m if type(m) is dict else _as_dict(m) for m in messages],
         sampling=_sampling(given),
         tools=list(tools),
-        template=template,
+        template=_template_arguments(take("chat_template_kwargs", {})),
         agent=_agent(take("agent", "")),
         max_tokens=min(longest, default=None),
         temperature=temperature,
         n=_whole(given, "n", 1, MAX_CHOICES) or 1,
         seed=_whole(given, "seed", -(1 << 63)),
-        read_calls=bool(tools) and choice == "auto",
+        read_calls=bool(tools) and choice != "none",
+        force=_forced(choice, tools),
         parallel=_flag(given, "parallel_tool_calls", True),
         logprobs=_flag(given, "logprobs"),
         stream=stream,
@@ -129,15 +130,17 @@ def read_text_request(body: Mapping[str, Any]) -> ChatRequest:
         prompt = tuple(prompt)
     if not isinstance(prompt, (str, tuple)) or not prompt:
         raise Refused("prompt must be one non-empty text, or a list of token ids", "prompt")
-    if rest.pop("logprobs", None) not in (None, 0, 1, True, False):
+    logprobs = rest.pop("logprobs", None)
+    if logprobs not in (None, 0, 1, True, False):
         raise Refused("logprobs can be 0 or 1: only the sampled tokens have log-probs", "logprobs")
-    for name, neutral in (("echo", False), ("suffix", ""), ("best_of", 1), ("stream", False)):
+    for name, neutral in (("echo", False), ("suffix", ""), ("best_of", 1)):
         if (rest.pop(name, None) or neutral) != neutral:
             raise Refused(f"{name} is not served for text completions", name)
     for name in ("messages", "tools", "tool_choice", "chat_template_kwargs"):
         if name in rest:
             raise Refused(f"parameter {name!r} belongs to chat completions", name)
-    chat = read_request({**rest, "messages": [{"role": "user", "content": ""}]})
+    wanted = logprobs is not None and logprobs is not False
+    chat = read_request({**rest, "logprobs": wanted, "messages": [{"role": "user", "content": ""}]})
     return replace(chat, messages=[], prompt=encodable(prompt) if isinstance(prompt, str) else prompt)
 
 
@@ -200,6 +203,31 @@ def _schema(form: Any) -> str | None:
         if isinstance(schema, Mapping):
             return json.dumps(schema)
     raise Refused("response_format must be of type text, json_object or json_schema with a schema", "response_format")
+
+
+def _template_arguments(given: Any) -> Mapping[str, Any]:
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise Refused("chat_template_kwargs must be an object", "chat_template_kwargs")
+    if taken := sorted(_TEMPLATES_OWN.intersection(given)):
+        raise Refused(f"chat_template_kwargs cannot set {taken[0]!r}: the request itself does", "chat_template_kwargs")
+    return given
+
+
+def _forced(choice: Any, tools: Sequence[Mapping[str, Any]]) -> str | None:
+    if choice in ("auto", "none"):
+        return None
+    known = [tool["function"]["name"] for tool in tools]
+    if choice == "required" and known:
+        return known[0] if len(known) == 1 else ANY
+    function = choice.get("function") if isinstance(choice, Mapping) and choice.get("type") == "function" else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if name is not None and name in known:
+        return str(name)
+    raise Refused(
+        "tool_choice must be 'auto', 'none', 'required' or {'type': 'function', 'function': {'name': …}}, the last two "
+        f"with a tool of the request, which has {', '.join(known)[:200] or 'none'}; got {choice!r:.200}",
+        "tool_choice",
+    )
 
 
 def _is_tool(tool: Any) -> bool:

@@ -8,18 +8,19 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from openai import AsyncOpenAI, NotGiven, Omit
 
 from agentrl.endpoint.options import EndpointOptions
-from agentrl.endpoint.parse import Format, Parsed, parse
-from agentrl.endpoint.record import Line, Place, Recorder, Sample
-from agentrl.endpoint.render import CannotContinue, Prompt, Renderer, Setting
+from agentrl.endpoint.parse import Format, Parsed, first_call, parse
+from agentrl.endpoint.prompt import Prompter
+from agentrl.endpoint.record import Place, Recorder, Sample
+from agentrl.endpoint.render import Prompt, Renderer
 from agentrl.endpoint.reply import Choice, Reply, before_stop, message_of, to_openai
 from agentrl.endpoint.request import ChatRequest, Refused, read_request, untrainable
-from agentrl.endpoint.stream import DirectStream, chunks
+from agentrl.endpoint.stream import DirectStream
 from agentrl.engine.types import Completion, Engine, GenerateRequest
 from agentrl.errors import AgentRLError, ContractError, DeadlineExceeded, EngineError, LimitReached
 from agentrl.types import Int32Array, SplitReason, Trajectory
@@ -27,8 +28,17 @@ from agentrl.types import Int32Array, SplitReason, Trajectory
 if TYPE_CHECKING:
     from agentrl.endpoint.app import Endpoint
 
-OnChoice = Callable[[int, Completion, bool], None]
-"""Called with a choice's index, everything sampled of it so far, and whether its prompt opened `<think>`."""
+
+class Progress(NamedTuple):
+    """Everything sampled so far of a choice of the call `number`, after `prompt`."""
+
+    completion: Completion
+    prompt: Prompt
+    number: int
+
+
+OnChoice = Callable[[int, Progress], None]
+"""Called with a choice's index as its tokens arrive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +90,10 @@ class Session:
         self._renderer: Renderer = endpoint.renderer
         self._options: EndpointOptions = endpoint.options
         self._recorder = Recorder()
-        self._setting = self._renderer.setting()
-        self._raw = Setting(extra={"raw": True})  # text completions never go on from a chat
+        self._prompter = Prompter(
+            self._renderer, self._recorder, endpoint.options, endpoint.tool_format, endpoint.vocab_size
+        )
+        self._call_ids: dict[tuple[int, int], list[str]] = {}
         self._closed = False
         self._calls = self._sampled = self._prompted = self._tool_calls = self._malformed = self._cut = 0
 
@@ -159,7 +171,7 @@ class Session:
             raise LimitReached(f"session {self.id}: the episode's time is up")
         temperature = self.terms.temperature if request.temperature is None else request.temperature
         trained = self._trained(request, temperature)
-        place, prompt = self._placed(request)
+        place, prompt = self._prompter.prompt(request)
         tokens = prompt.tokens
         if place.line is not None:
             before = place.line.turns[place.turn].tokens
@@ -186,60 +198,6 @@ class Session:
                 name,
             )
         return name is None
-
-    def _setting_of(self, request: ChatRequest) -> Setting:
-        known = self._setting
-        if known.tools != request.tools or known.extra != request.template:
-            self._setting = self._renderer.setting(request.tools, request.template)
-        return self._setting
-
-    def _placed(self, request: ChatRequest) -> tuple[Place, Prompt]:
-        if request.prompt is None:
-            return self._prompt(self._recorder.locate(request.messages, self._setting_of(request), request.agent))
-        template = self._renderer.template
-        if isinstance(request.prompt, str):
-            place, known = self._recorder.locate_text(request.prompt, self._raw, request.agent)
-            text = request.prompt[known:]
-            return place, Prompt(text, template.encode_raw(text, bos=not known), False)
-        tokens = np.array(request.prompt, np.int32)
-        if int(tokens.max()) >= self._endpoint.vocab_size:
-            raise Refused(
-                f"prompt has token {int(tokens.max())} of a vocabulary of {self._endpoint.vocab_size}", "prompt"
-            )
-        place, known = self._recorder.locate_text(tokens, self._raw, request.agent)
-        return place, Prompt(template.decode(tokens[known:]), tokens[known:], False)
-
-    def _prompt(self, place: Place) -> tuple[Place, Prompt]:
-        if self._renderer.reason is not None:
-            place = place.restarted(SplitReason.TEMPLATE)
-        line = place.line
-        if line is None:
-            return place, self._renderer.start(place.new, place.setting)
-        if self._options.history == "template":
-            return self._rewritten(place, line)
-        turn = line.turns[place.turn]
-        last = line.known[turn.messages - 1]
-        try:
-            ended_by = int(line.tokens[turn.tokens - 1])
-            return place, self._renderer.extend(last, place.new, place.setting, ended_by=ended_by)
-        except CannotContinue:
-            place = place.restarted(SplitReason.TEMPLATE)
-            return place, self._renderer.start(place.new, place.setting)
-
-    def _rewritten(self, place: Place, line: Line) -> tuple[Place, Prompt]:
-        """Render as for a fresh chat, with what was sampled as it was written; go on only where that keeps every
-        token."""
-        at = line.turns[place.turn].messages
-        history = [
-            {"role": "assistant", "content": line.raw[i]} if i in line.raw else message
-            for i, message in enumerate(line.known[:at])
-        ]
-        text = self._renderer.full_text([*history, *place.new], place.setting, generation=True)
-        so_far = "".join(line.texts[: 2 * place.turn + 2])
-        if text.startswith(so_far):
-            return place, self._renderer.prompt(text[len(so_far) :])
-        restarted = place.restarted(SplitReason.TEMPLATE)
-        return restarted, self._renderer.prompt(text)
 
     def _budget(self, request: ChatRequest, prompt: int) -> int:
         limits = [n for n in (request.max_tokens,) if n is not None]
@@ -285,7 +243,9 @@ class Session:
         )
         name = f"{self.id}-{plan.number}-{index}"
         asked = GenerateRequest(name, self.id, plan.tokens, sampling, plan.deadline)
-        told = None if on_choice is None else lambda so_far: on_choice(index, so_far, plan.prompt.thinking)
+        told = (
+            None if on_choice is None else lambda so_far: on_choice(index, Progress(so_far, plan.prompt, plan.number))
+        )
         completion = await self._engine.generate(asked, told)
         if completion.tokens.size and int(completion.tokens.max()) >= self._endpoint.vocab_size:
             top, size = int(completion.tokens.max()), self._endpoint.vocab_size
@@ -303,34 +263,42 @@ class Session:
 
     def _record(self, plan: _Plan, request: ChatRequest, completions: Sequence[Completion]) -> Reply:
         choices = []
-        for completion in completions:
+        for index, completion in enumerate(completions):
             text, said = self.text_of(completion)
-            parsed = self._parse(plan, request, completion, said)
-            message = message_of(parsed, self._tool_calls)
+            parsed = self.read(request, plan.prompt, before_stop(said, completion), completion.finish == "length")
+            message = message_of(parsed, self.call_ids(plan.number, index, len(parsed.calls)))
+            said = plan.prompt.opened + said
             sample = Sample(completion, plan.temperature, plan.trained, message, text, said, plan.number)
             self._recorder.append(plan.place, plan.prompt, sample)
-            self._tool_calls += len(parsed.calls)
+            self._call_ids.pop((plan.number, index), None)
             self._malformed += len(parsed.errors)
             self._sampled += int(completion.tokens.size)
             self._cut += completion.finish == "length"
             finish = "tool_calls" if parsed.calls and completion.finish == "stop" else completion.finish
-            choices.append(Choice(message, finish, self._logprobs(completion) if request.logprobs else None))
+            choices.append(Choice(message, finish, self.logprobs(completion) if request.logprobs else None))
         self._prompted += int(plan.tokens.size)
         sampled = sum(int(completion.tokens.size) for completion in completions)
         name = f"chatcmpl-{self.id}-{plan.number}"
         return Reply(name, int(time.time()), self._options.model_name, tuple(choices), int(plan.tokens.size), sampled)
 
-    def _parse(self, plan: _Plan, request: ChatRequest, completion: Completion, said: str) -> Parsed:
-        text = before_stop(said, completion)
+    def read(self, request: ChatRequest, prompt: Prompt, said: str, truncated: bool) -> Parsed:
+        """What was sampled after a prompt, in parts."""
         if request.prompt is not None:
-            return Parsed(None, text)
-        return parse(
-            text,
-            self.format_of(request),
-            thinking=plan.prompt.thinking,
-            truncated=completion.finish == "length",
-            tools=request.tools,
-        )
+            return Parsed(None, said)
+        form, opened, thinking = self.format_of(request), prompt.opened, prompt.thinking
+        parsed = parse(opened + said, form, thinking=thinking, truncated=truncated, tools=request.tools)
+        return parsed if request.parallel else first_call(parsed)
+
+    def call_ids(self, number: int, index: int, n: int) -> list[str]:
+        """The ids of the first `n` tool calls of a choice: the same ones while it streams and when it is recorded."""
+        if not n:
+            return []
+        ids = self._call_ids.setdefault((number, index), [])
+        while len(ids) < n:
+            # Nine letters and digits: the strictest of the templates that check ids accepts no more and no less.
+            ids.append(f"call{self._tool_calls:05d}")
+            self._tool_calls += 1
+        return ids[:n]
 
     @property
     def model_name(self) -> str:
@@ -351,9 +319,11 @@ class Session:
         said = decode(tokens[:-1])
         return said + self._endpoint.stop_texts[tokens[-1]], said
 
-    def _logprobs(self, completion: Completion) -> list[dict[str, Any]]:
+    def logprobs(self, completion: Completion, start: int = 0) -> list[dict[str, Any]]:
+        """Of the sampled tokens from `start` on, in OpenAI's form."""
         rows = []
-        for token, logprob in zip(completion.tokens.tolist(), completion.logprobs.tolist(), strict=True):
+        tokens, logprobs = completion.tokens[start:].tolist(), completion.logprobs[start:].tolist()
+        for token, logprob in zip(tokens, logprobs, strict=True):
             text = self._renderer.template.decode([token])
             rows.append({"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []})
         return rows
@@ -391,5 +361,5 @@ class Completions:
         timeout = body.pop("timeout", None)
         request = read_request({"messages": messages, "model": model, **body})
         if request.stream:
-            return DirectStream(chunks(self._session, request, timeout))
+            return DirectStream(self._session, request, timeout)
         return to_openai(await self._session.complete(request, timeout=timeout))

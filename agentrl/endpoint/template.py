@@ -28,6 +28,16 @@ from agentrl.types import Int32Array, Message
 _MARKUP = re.compile(r"<[^\s<>]*>|\[[^\s\[\]]*\]")
 _ASSISTANT_WRITES = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<|python_tag|>")
 _MARKERS = (*_ASSISTANT_WRITES, "<tool_response>", "</tool_response>", "<tools>", "</tools>")
+# What a template's own code can raise over messages that it was not written for.
+_RENDERING = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 _NO_CONTENT_ROLES = frozenset({"system", "user"})
 
 
@@ -123,17 +133,23 @@ class ChatTemplate:
         ContractError where the template refuses the messages or loses one of them.
         """
         prepared = [self._prepared(canonical(message, i)) for i, message in enumerate(messages)]
-        return self.text_of_prepared(prepared, self.prepared_tools(tools), generation=generation, **extra)
+        return self.text_of_prepared(prepared, self.prepared_tools(tools), generation=generation, extra=extra)
 
     def text_of_prepared(
-        self, messages: Sequence[Message], tools: Sequence[Any] | None, *, generation: bool, **extra: Any
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Any] | None,
+        *,
+        generation: bool,
+        extra: Mapping[str, Any] | None = None,
     ) -> str:
         """`text` for messages that went through `prepare` and tools that went through `prepared_tools`."""
+        given = {**self.specials, **self.marked(extra)} if extra else self.specials
         try:
             text = self._template.render(
-                messages=messages, tools=tools, add_generation_prompt=generation, **self.specials, **extra
+                {**given, "messages": messages, "tools": tools, "add_generation_prompt": generation}
             )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+        except _RENDERING as error:
             raise ContractError(f"the chat template cannot render these messages: {error}") from error
         for message in messages:
             if message["role"] in _NO_CONTENT_ROLES and message["content"].strip() not in text:
@@ -146,7 +162,7 @@ class ChatTemplate:
 
     def prepared_tools(self, tools: Sequence[Mapping[str, Any]]) -> list[Any] | None:
         """The tools as the template may see them; None where there are none, as templates expect."""
-        return [_Tool(self._marked(dict(tool))) for tool in tools] if tools else None
+        return [_Tool(self.marked(dict(tool))) for tool in tools] if tools else None
 
     def encode(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), *, generation: bool, **extra: Any
@@ -216,19 +232,20 @@ class ChatTemplate:
             ready["role"] = "system"
         for key in ("name", "tool_call_id", "tool_calls"):
             if key in ready:
-                ready[key] = self._marked(ready[key])
+                ready[key] = self.marked(ready[key])
         return ready
 
     def _mark(self, match: re.Match[str]) -> str:
         return self._marks[match.group()]
 
-    def _marked(self, value: Any) -> Any:
+    def marked(self, value: Any) -> Any:
+        """Plain data with every text that looks like a control token replaced by marks."""
         if isinstance(value, str):
             return self._in_any.sub(self._mark, value)
         if isinstance(value, Mapping):
-            return {self._marked(key): self._marked(item) for key, item in value.items()}
+            return {self.marked(key): self.marked(item) for key, item in value.items()}
         if isinstance(value, (list, tuple)):
-            return [self._marked(item) for item in value]
+            return [self.marked(item) for item in value]
         return value
 
 

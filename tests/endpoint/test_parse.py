@@ -34,7 +34,7 @@ def test_case(tool_case: dict[str, Any]) -> None:
     assert len(parsed.errors) == expected["errors"]
     assert expected.get("content_before", parsed.before) == parsed.before
     assert expected.get("content_after", parsed.after) == parsed.after
-    message = message_of(parsed, 0)
+    message = message_of(parsed, [f"call{i:05d}" for i in range(len(parsed.calls))])
     ids = [call["id"] for call in message.get("tool_calls", [])]
     assert len(set(ids)) == len(ids) == len(expected["calls"])
     assert [json.loads(c["function"]["arguments"]) for c in message.get("tool_calls", [])] == [
@@ -210,7 +210,7 @@ PIECES = st.sampled_from(
 )
 def test_nothing_raises_and_nothing_is_lost(text: str, form: Format, thinking: bool, truncated: bool) -> None:
     parsed = parse(text, form, thinking=thinking, truncated=truncated, tools=TOOLS)
-    message = message_of(parsed, 0)
+    message = message_of(parsed, ["id"] * len(parsed.calls))
     json.dumps(message).encode()
     if form is Format.HERMES and "<tool_call>" in parsed.content and "<think>" not in text:
         assert parsed.errors, "a call that stays in the content must be reported"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from agentrl.endpoint.parse import Format, parse
 from agentrl.endpoint.reply import message_of
-from agentrl.endpoint.stream import _certain
+from agentrl.endpoint.stream import certain
 from agentrl.errors import ContractError, EngineError
 
 USER = {"role": "user", "content": "q1"}
@@ -110,6 +110,7 @@ async def test_choices_stream_side_by_side(setup: Callable[..., Any]) -> None:
 PIECES = [
     "<tool_call>",
     "</tool_call>",
+    '<tool_call>{"name": "f", "arguments": {"a": "</think>"}}</tool_call>',
     "<think>",
     "</think>",
     '{"name": "f", "arguments": {}}',
@@ -128,10 +129,93 @@ PIECES = [
     st.booleans(),
 )
 def test_what_was_streamed_is_a_prefix_of_the_end(text: str, form: Format, thinking: bool, truncated: bool) -> None:
-    final = message_of(parse(text, form, thinking=thinking, truncated=truncated), 0)
+    whole = parse(text, form, thinking=thinking, truncated=truncated)
+    final = message_of(whole, ["id"] * len(whole.calls))
     for size in range(len(text) + 1):
         so_far = text[:size]
-        parsed = parse(so_far[: _certain(so_far, form, ())], form, thinking=thinking, truncated=True)
+        sure = so_far[: certain(so_far, form, thinking=thinking)]
+        parsed = parse(sure, form, thinking=thinking, truncated=True)
+        assert whole.calls[: len(parsed.calls)] == parsed.calls
+        assert not parsed.errors
         content = parsed.content if parsed.content.strip() else ""
         assert (final.get("content") or "").startswith(content)
         assert (final.get("reasoning_content") or "").startswith(parsed.reasoning or "")
+
+
+async def test_a_call_is_sent_when_it_is_closed_and_its_id_is_the_recorded_one(
+    setup: Callable[..., Any], calculator: Any
+) -> None:
+    s = setup([f"{CALL}\n{CALL}\nthen wait<|im_end|>", "ok<|im_end|>"], token_delay=0.004)
+    session = s.open()
+    calls: list[Any] = []
+    text = ""
+    create = session.chat.completions.create
+    async for chunk in await create(model="m", messages=[USER], tools=[calculator], stream=True):
+        for choice in chunk.choices:
+            calls += choice.delta.tool_calls or []
+            text += choice.delta.content or ""
+            if len(calls) == 1 and not text.strip():
+                assert s.engine.running == 1, "the first call came while the turn went on"
+    assert [call.index for call in calls] == [0, 1]
+    assert text == "\n\nthen wait"
+    message = {
+        "role": "assistant",
+        "content": text,
+        "tool_calls": [{"id": c.id, "type": "function", "function": c.function.model_dump()} for c in calls],
+    }
+    results = [{"role": "tool", "tool_call_id": call.id, "content": "1"} for call in calls]
+    await create(model="m", messages=[USER, message, *results], tools=[calculator])
+    assert len(await session.close()) == 1, "the history that the stream made is the recorded one"
+
+
+async def test_log_probs_stream_with_the_tokens(setup: Callable[..., Any]) -> None:
+    s = setup(["abcdefghijklm<|im_end|>"], token_delay=0.005)
+    await s.endpoint.start()
+    session = s.open()
+    rows: list[Any] = []
+    parts = 0
+    stream = await session.openai().chat.completions.create(model="m", messages=[USER], stream=True, logprobs=True)
+    async for chunk in stream:
+        found = chunk.choices[0].logprobs
+        parts += bool(found and found.content)
+        rows += found.content if found and found.content else []
+    assert "".join(row.token for row in rows) == "abcdefghijklm<|im_end|>"
+    assert parts > 2
+    assert {row.logprob for row in rows} == {-0.5}
+    await s.endpoint.stop()
+
+
+async def test_text_completions_stream(setup: Callable[..., Any]) -> None:
+    s = setup(["<think>a<tool_call>STOP", "b<|im_end|>"], token_delay=0.005)
+    await s.endpoint.start()
+    client = s.open().openai()
+    ask: dict[str, Any] = {"model": "m", "prompt": "once", "stop": "STOP", "logprobs": 1}
+    text, finish = "", []
+    tokens: list[str] = []
+    offsets: list[int] = []
+    async for part in await client.completions.create(**ask, stream=True):
+        text += part.choices[0].text
+        finish.append(part.choices[0].finish_reason)
+        if part.choices[0].logprobs is not None:
+            tokens += part.choices[0].logprobs.tokens or []
+            offsets += part.choices[0].logprobs.text_offset or []
+    assert text == "<think>a<tool_call>"
+    assert finish[-1] == "stop"
+    assert "".join(tokens) == "<think>a<tool_call>STOP"
+    assert offsets == [len("".join(tokens[:i])) for i in range(len(tokens))]
+    whole = (await client.completions.create(**ask)).choices[0]
+    assert whole.logprobs is not None
+    assert whole.logprobs.tokens == ["b", "<|im_end|>"]
+    await s.endpoint.stop()
+
+
+async def test_a_stream_that_is_asked_for_again_is_the_first_one(setup: Callable[..., Any]) -> None:
+    s = setup(["a1<|im_end|>", "a2<|im_end|>"], delay=0.5)
+    await s.endpoint.start()
+    session = s.open()
+    client = session.openai().with_options(timeout=0.2, max_retries=5)
+    found = await collect(await client.chat.completions.create(model="m", messages=[USER], stream=True))
+    assert found["content"] == "a1"
+    assert len(s.engine.requests) == 1
+    assert len(await session.close()) == 1
+    await s.endpoint.stop()
