@@ -1,0 +1,66 @@
+"""Units and remarks after a number: `12\\text{ cm}`, `\\$5`, `35 \\%`, `90^\\circ`, `3 million people`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from agentrl.reward.symbolic.tokens import Token, Unreadable
+from agentrl.reward.symbolic.words import NOT_A_REMARK, SCALES, UNITS
+
+
+def split_unit(tokens: list[Token]) -> tuple[list[Token], str, int]:
+    """The tokens without their unit; the unit's canonical name; the factor of a word such as "million"."""
+    start = 1 if tokens[0].text == "-" else 0
+    if len(tokens) > start + 1 and tokens[start].kind == "op" and tokens[start].text in {"$", "€", "£"}:
+        tokens, _, scale = split_unit(tokens[:start] + tokens[start + 1 :])
+        return tokens, {"$": "$"}.get(tokens[start].text, "$"), scale
+    end = len(tokens)
+    while end > 0 and _insplit_unit(tokens, end):
+        end -= 1
+    words = [token.text.lower() for token in tokens[end:]]
+    tokens = tokens[:end]
+    scale = 1
+    while words and words[0] in SCALES:
+        scale *= SCALES[words.pop(0)]
+    if not tokens:
+        raise Unreadable("a unit without a number")
+    if tokens[-1].kind == "op" and tokens[-1].text == "%" and not words:
+        return tokens[:-1], "percent", scale
+    if not words:
+        return _degrees(tokens, scale)
+    if set(words) & NOT_A_REMARK - {"per", "of", "squared", "cubed"}:
+        raise Unreadable(f"the words {' '.join(words)!r} after a number")
+    names = [UNITS.get(word, word) for word in words]
+    if words[:2] == ["per", "cent"]:
+        names = ["percent"]
+    if not any(word in UNITS for word in words):
+        return tokens, "remark", scale
+    return tokens, "percent" if names[0] == "percent" else " ".join(names), scale
+
+
+def _insplit_unit(tokens: Sequence[Token], end: int) -> bool:
+    token = tokens[end - 1]
+    if token.kind == "word":
+        return True
+    before = [t.kind for t in tokens[:end] if t.kind == "word"]
+    if not before:
+        return False
+    # The powers and quotients of a unit that is written as a word: `\text{cm}^2`, `\text{m}/\text{s}`.
+    last_word = max(i for i, t in enumerate(tokens[:end]) if t.kind == "word")
+    tail = "".join(t.text for t in tokens[last_word + 1 : end])
+    follows = end < len(tokens) and tokens[end].kind == "word"
+    return re.fullmatch(r"\^(\{?[23]\}?|\{|)|\^\{-?\d\}?", tail) is not None or (tail in {"/", "*"} and follows)
+
+
+def _degrees(tokens: list[Token], scale: int) -> tuple[list[Token], str, int]:
+    texts = [token.text for token in tokens]
+    for mark in (["^", "circ"], ["^", "{", "circ", "}"], ["circ"]):
+        inside = tokens[: -len(mark)]
+        if (
+            texts[-len(mark) :] == mark
+            and all(t.kind in {"num", "op"} or t.text in {"frac", "pm"} for t in inside)
+            and inside
+        ):
+            return inside, "degree", scale
+    return tokens, "", scale

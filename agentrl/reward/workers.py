@@ -1,0 +1,183 @@
+"""Functions with a hard deadline: warm worker processes that are killed and replaced when one hangs.
+
+Works the same from any thread, from a forked or pooled process and (`acall`) from asyncio: nothing here uses signals
+in the caller's process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import os
+import queue
+import select
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from agentrl.errors import ContractError, DeadlineExceeded, InfrastructureError
+
+Result = TypeVar("Result")
+
+START_SECONDS = 30.0
+"""For a new worker to import what it needs: its first call is given so much more."""
+
+
+class WorkerLost(InfrastructureError):
+    """The worker died by itself in a call: killed from outside, out of memory, or a crash."""
+
+
+class CallFailed(ContractError):
+    """The function raised; `kind` is the exception's class name."""
+
+    def __init__(self, function: str, kind: str, message: str) -> None:
+        super().__init__(f"{function} raised {kind} in its worker: {message}")
+        self.kind = kind
+
+
+class WorkerPool:
+    """`size` processes that call functions by dotted path. Arguments and results are JSON (dataclasses become dicts).
+
+    ```python
+    with WorkerPool(2) as pool:
+        pool.call("my.module:slow_check", answer, row, seconds=5.0)
+    ```
+
+    A call that misses its deadline costs its worker, and no other call. `queue_seconds` bounds the wait for a free one.
+    """
+
+    def __init__(self, size: int = 2, *, memory_mb: int = 4096, queue_seconds: float = 120.0) -> None:
+        if size < 1:
+            raise ContractError(f"a worker pool of {size} processes: at least 1 is needed")
+        self.size = size
+        self.queue_seconds = queue_seconds
+        self.replaced = 0
+        self._memory_mb = memory_mb
+        self._live: set[subprocess.Popen[bytes]] = set()
+        # A place is a worker that has started, or None where the next call starts one.
+        self._places: queue.LifoQueue[subprocess.Popen[bytes] | None] = queue.LifoQueue()
+        for _ in range(size):
+            self._places.put(None)
+        self._threads = ThreadPoolExecutor(size, thread_name_prefix="reward-worker")
+        self._finalize = weakref.finalize(self, _end, self._live, os.getpid())
+
+    def __enter__(self) -> WorkerPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kill the workers; calls that run fail with WorkerLost."""
+        self._finalize()
+        self._threads.shutdown(wait=False)
+
+    def call(self, function: str, *args: Any, seconds: float, **kwargs: Any) -> Any:
+        """The function's result; DeadlineExceeded, WorkerLost, or CallFailed with what it raised."""
+        request = json.dumps({"function": function, "args": args, "kwargs": kwargs, "seconds": seconds}) + "\n"
+        try:
+            worker = self._places.get(timeout=self.queue_seconds)
+        except queue.Empty:
+            raise DeadlineExceeded(
+                f"no reward worker was free within {self.queue_seconds:g} s ({self.size} in all): use a larger pool"
+            ) from None
+        new = worker is None
+        try:
+            if worker is None:
+                worker = self._start()
+            line = _exchange(worker, request.encode(), seconds + (START_SECONDS if new else 0.0))
+        except BaseException:
+            # Also on KeyboardInterrupt: a worker whose reply was not read cannot be used again.
+            if worker is not None:
+                self._kill(worker)
+            self._places.put(None)
+            raise
+        if line is None:
+            code = self._kill(worker)
+            self._places.put(None)
+            raise WorkerLost(f"the worker of {function} died (exit code {code})")
+        self._places.put(worker)
+        answer = json.loads(line)
+        if "ok" in answer:
+            return answer["ok"]
+        raise CallFailed(function, answer["kind"], answer["error"])
+
+    async def acall(self, function: str, *args: Any, seconds: float, **kwargs: Any) -> Any:
+        """`call` without blocking the event loop; a cancelled one still ends at its deadline."""
+        return await self.arun(functools.partial(self.call, function, *args, seconds=seconds, **kwargs))
+
+    async def arun(self, work: Callable[[], Result]) -> Result:
+        """Run what makes calls of this pool in one of its threads: as many as there are workers."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "agentrl.reward.worker", str(self._memory_mb)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},
+        )
+        self._live.add(worker)
+        return worker
+
+    def _kill(self, worker: subprocess.Popen[bytes]) -> int:
+        self.replaced += 1
+        self._live.discard(worker)
+        return _stop(worker)
+
+
+def _exchange(worker: subprocess.Popen[bytes], request: bytes, seconds: float) -> bytes | None:
+    """The worker's reply line; None where it died; DeadlineExceeded."""
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    until = time.monotonic() + seconds
+    try:
+        worker.stdin.write(request)
+        worker.stdin.flush()
+    except BrokenPipeError:
+        return None
+    reader = worker.stdout.fileno()
+    poll = select.poll()
+    poll.register(reader, select.POLLIN)
+    reply = b""
+    while not reply.endswith(b"\n"):
+        left = until - time.monotonic()
+        if left <= 0 or not poll.poll(1000 * left):
+            raise DeadlineExceeded(f"a reward's worker took longer than {seconds:g} s")
+        chunk = os.read(reader, 65536)
+        if not chunk:
+            return None
+        reply += chunk
+    return reply
+
+
+def _stop(worker: subprocess.Popen[bytes]) -> int:
+    worker.kill()
+    for stream in (worker.stdin, worker.stdout):
+        if stream is not None:
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
+    return worker.wait()
+
+
+def _end(live: set[subprocess.Popen[bytes]], owner: int) -> None:
+    # A forked child inherits the set but not the workers.
+    if os.getpid() == owner:
+        while live:
+            _stop(live.pop())
+
+
+def shared_pool() -> WorkerPool:
+    """This process's own pool, made at first use: a forked process gets another one."""
+    return _pool_of(os.getpid())
+
+
+@functools.cache
+def _pool_of(process: int) -> WorkerPool:
+    return WorkerPool(min(8, os.cpu_count() or 1))
