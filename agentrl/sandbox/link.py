@@ -1,0 +1,261 @@
+"""The host's side of the fork server: a box is a pipe to it. Shared by every kind of box.
+
+A kind of box starts `python3 -c BOOT` wherever programs shall run, and hands the process's two pipes over. The server's
+code travels through them, so that nothing of the host has to be visible in the box.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import struct
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from importlib.resources import files
+from typing import Any, Protocol
+
+from agentrl.errors import ConfigError, SandboxLost
+from agentrl.sandbox.confine import Config
+from agentrl.sandbox.types import ExecResult
+
+BOOT = """
+import json, os, struct, sys, types
+sys.path[:] = [p for p in sys.path if p]
+def take(size):
+    parts = []
+    while size:
+        part = os.read(0, size)
+        if not part:
+            sys.exit(1)
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+plan = json.loads(take(struct.unpack(">I", take(4))[0]))
+for name, source in plan["modules"]:
+    module = types.ModuleType(name)
+    module.__path__ = []
+    sys.modules[name] = module
+    if "." in name:
+        setattr(sys.modules[name.rpartition(".")[0]], name.rpartition(".")[2], module)
+    exec(compile(source, name, "exec"), module.__dict__)
+os.set_inheritable(os.dup2(0, 10), False)
+os.set_inheritable(os.dup2(1, 11), False)
+null = os.open("/dev/null", os.O_RDWR)
+os.dup2(null, 0), os.dup2(null, 1)
+del take
+server = sys.modules["agentrl.sandbox.server"]
+sys.exit(server.main(10, 11, server.Config(**plan["config"])))
+"""
+SLACK = 20.0
+"""Seconds beyond a program's own time-out after which a silent box counts as lost."""
+FILE_SECONDS = 30.0
+
+
+class Writer(Protocol):
+    """Where requests go; asyncio.StreamWriter is one."""
+
+    def write(self, data: bytes) -> None: ...
+
+    async def drain(self) -> None: ...
+
+
+def base_env(workdir: str, path: str | None) -> dict[str, str]:
+    """The fixed environment of every program: the same hash seed, time zone and locale everywhere."""
+    env = {"HOME": workdir, "TMPDIR": "/tmp", "TZ": "UTC", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"}
+    env |= {"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    return env | ({} if path is None else {"PATH": path})
+
+
+class ServerBox:
+    """A box that is reached through a fork server. `stop` removes it; `why` says what is known about a loss."""
+
+    def __init__(
+        self,
+        name: str,
+        config: Config,
+        reader: asyncio.StreamReader,
+        writer: Writer,
+        stop: Callable[[], Awaitable[None]],
+        why: Callable[[], Awaitable[str]],
+    ) -> None:
+        self.name = name
+        self.workdir = config.workdir
+        self.lost = False
+        self.tainted = False
+        """A limit was hit: the next user gets another box."""
+        self._config = config
+        self._reader, self._writer, self._stop, self._why = reader, writer, stop, why
+        self._turn = asyncio.Lock()
+        self._closing: asyncio.Future[None] | None = None
+
+    async def boot(self, seconds: float) -> None:
+        """Send the server's code and wait until it is ready."""
+        names = ("confine", "program", "server")
+        modules = [["agentrl", ""], ["agentrl.sandbox", ""]]
+        modules += [[f"agentrl.sandbox.{n}", (files("agentrl.sandbox") / f"{n}.py").read_text()] for n in names]
+        plan = json.dumps({"modules": modules, "config": self._config._asdict()}).encode()
+        async with self._turn:
+            header, _ = await self._exchange(struct.pack(">I", len(plan)) + plan, seconds, "its start")
+        if not header.get("ready"):
+            raise SandboxLost(f"{self.name}: its server answered {header}, expected ready")
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float = 10.0,
+    ) -> ExecResult:
+        """See `Sandbox.exec`."""
+        if not argv or any("\0" in word for word in (*argv, cwd or "", *(f"{k}{v}" for k, v in (env or {}).items()))):
+            raise ValueError(
+                f"argv {list(argv)!r}: expected at least one word, and no NUL byte in any, nor in cwd and env"
+            )
+        if not 0 < timeout < 1e6:
+            raise ValueError(f"timeout {timeout}: expected seconds between 0 and 1,000,000")
+        request = {"op": "run", "argv": list(argv), "env": dict(env or {}), "timeout": timeout}
+        request |= {} if cwd is None else {"cwd": os.path.join(self.workdir, cwd)}
+        header, body = await self._call(request, stdin, timeout, repr(argv[0]))
+        self._raise_setup(header, cwd or self.workdir)
+        size = header["out"]
+        result = ExecResult(
+            header["code"], body[:size], body[size:], header["timed_out"], header["oom"], header["truncated"]
+        )
+        self.tainted = self.tainted or result.timed_out or result.oom or result.truncated or not header["swept"]
+        return result
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        """See `Sandbox.write_file`."""
+        request = {"op": "write", "path": os.path.join(self.workdir, path), "timeout": FILE_SECONDS}
+        header, _ = await self._call(request, bytes(data), FILE_SECONDS, f"writing {path}")
+        self._raise_setup(header, path)
+        self._expect_whole(header, "writing", path)
+
+    async def read_file(self, path: str) -> bytes:
+        """See `Sandbox.read_file`."""
+        request: dict[str, Any] = {"op": "read", "path": os.path.join(self.workdir, path), "timeout": FILE_SECONDS}
+        header, body = await self._call(request | {"cap": self._config.disk}, b"", FILE_SECONDS, f"reading {path}")
+        self._raise_setup(header, path)
+        self._expect_whole(header, "reading", path)
+        return body
+
+    async def reset(self) -> bool:
+        """Make it as new for the next user; False when that cannot be and the box must go."""
+        if self.lost or self.tainted:
+            return False
+        header, _ = await self._call({"op": "reset"}, b"", FILE_SECONDS, "its cleaning")
+        return bool(header["clean"])
+
+    async def close(self) -> None:
+        """Kill what runs and remove the box; safe to repeat, and goes on when the caller is cancelled."""
+        self.lost = True
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._stop())
+        await asyncio.shield(self._closing)
+
+    async def _call(
+        self, request: dict[str, Any], body: bytes, timeout: float, what: str
+    ) -> tuple[dict[str, Any], bytes]:
+        text = json.dumps(request).encode()
+        frame = struct.pack(">II", len(text), len(body)) + text + body
+        async with self._turn:
+            header, answer = await self._exchange(frame, timeout + SLACK, what)
+        if "lost" in header:
+            self.lost = True
+            raise SandboxLost(f"{self.name}: {header['lost']}, while it did {what}; the box is recycled")
+        return header, answer
+
+    async def _exchange(self, frame: bytes, seconds: float, what: str) -> tuple[dict[str, Any], bytes]:
+        if self.lost:
+            raise SandboxLost(f"{self.name} is gone; {what} was asked of it: open another box")
+        whole = False
+        try:
+            async with asyncio.timeout(seconds):
+                self._writer.write(frame)
+                await self._writer.drain()
+                head, size = struct.unpack(">II", await self._reader.readexactly(8))
+                header = json.loads(await self._reader.readexactly(head))
+                answer = await self._reader.readexactly(size)
+            whole = True
+        except TimeoutError:
+            raise SandboxLost(f"{self.name}: no answer within {seconds:.0f} s to {what}; the box is recycled") from None
+        except (EOFError, OSError) as error:
+            raise SandboxLost(f"{self.name} ended during {what}: {await self._why() or error!r}") from error
+        finally:
+            # A cancelled call leaves half an exchange in the pipe: nothing sound can follow it.
+            self.lost = self.lost or not whole
+        return header, answer
+
+    def _raise_setup(self, header: dict[str, Any], path: str) -> None:
+        if not header["setup"]:
+            return
+        number, _, text = header["setup"].partition(" ")
+        if int(number):
+            raise OSError(int(number), os.strerror(int(number)), path)
+        self.lost = True
+        raise SandboxLost(f"{self.name}: a program could not be confined: {text}; it did not run")
+
+    def _expect_whole(self, header: dict[str, Any], doing: str, path: str) -> None:
+        if header["code"] or header["timed_out"] or header["truncated"]:
+            self.tainted = True
+            raise OSError(f"{doing} {path} in {self.name} ended with {header}: expected the whole file")
+
+
+class Process:
+    """A fork server that is a local child process; its stderr is kept for error texts."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self._process = process
+        self._stdin, self._stdout, self._stderr = process.stdin, process.stdout, process.stderr
+
+    async def box(self, name: str, config: Config, stop: Callable[[], Awaitable[None]], seconds: float) -> ServerBox:
+        """The booted box on top of it; stopped again when it does not boot."""
+        box = ServerBox(name, config, self._stdout, self._stdin, stop, self.why)
+        try:
+            await box.boot(seconds)
+        except BaseException:
+            await box.close()
+            raise
+        return box
+
+    async def why(self) -> str:
+        """What is known about its end."""
+        try:
+            async with asyncio.timeout(2.0):
+                text = (await self._stderr.read(4000)).decode("utf-8", "replace").strip()
+                return f"exit code {await self._process.wait()} {text}".strip()
+        except TimeoutError:
+            return "its pipe closed"
+
+    async def stop(self) -> None:
+        """Close its pipe, which ends it and all it started; kill it after two seconds."""
+        self._stdin.close()
+        try:
+            async with asyncio.timeout(2.0):
+                await self._process.wait()
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+        self._process._transport.close()  # type: ignore[attr-defined]  # else its pipes wait for the collector
+
+
+async def spawn(argv: Sequence[str], env: Mapping[str, str]) -> Process:
+    """Start a local fork server in a session of its own. SandboxLost when it cannot be started."""
+    pipe = asyncio.subprocess.PIPE
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *argv, stdin=pipe, stdout=pipe, stderr=pipe, env=dict(env), cwd="/", start_new_session=True
+        )
+    except OSError as error:
+        raise SandboxLost(f"cannot start {argv[0]}: {error}") from error
+    return Process(process)
+
+
+def config_error(kind: str, reason: str, remedy: str) -> ConfigError:
+    """The error of a kind of box that this machine cannot offer."""
+    return ConfigError(f"sandbox kind {kind!r} cannot run here: {reason}; {remedy}")

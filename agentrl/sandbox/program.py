@@ -1,0 +1,135 @@
+"""The child's side of the fork server: from a fork of it to the program. Standard library only, Python >= 3.9."""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import os
+import signal
+import stat
+import sys
+import traceback
+import types
+from collections.abc import Callable
+from typing import Any
+
+from agentrl.sandbox import confine
+from agentrl.sandbox.confine import Config
+
+PROPER = ("PYTHON", "LC_", "LANG", "LD_", "TZ")
+"""Variables that an interpreter reads while it starts: programs that set them get a fresh one."""
+Program = Callable[[], int]
+
+
+def child(header: dict[str, Any], pipes: list[tuple[int, int]], config: Config) -> Program:
+    """Become the program. What fails before it starts is told through the setup pipe and ends with code 1."""
+    setup, confined = pipes[3][1], False
+    try:
+        os.setsid()
+        for number, end in enumerate((pipes[0][0], pipes[1][1], pipes[2][1], setup)):
+            os.dup2(end, number + 100, inheritable=True)
+        for number in range(4):
+            os.dup2(number + 100, number, inheritable=number < 3)
+        setup = 3
+        os.closerange(4, 4096)
+        confine.confine(config)
+        os.umask(0o022)
+        confined = True
+        os.chdir(header.get("cwd") or config.workdir)
+        if header["op"] == "read":
+            return _quietly(lambda: _read_file(header["path"]))
+        if header["op"] == "write":
+            return _quietly(lambda: _write_file(header["path"]))
+        return _program(header, config)
+    except BaseException as error:
+        number = (error.errno or 0) if confined and isinstance(error, OSError) else 0
+        os.write(setup, f"{number} {type(error).__name__}: {error}".encode()[:4000])
+        os._exit(1)
+
+
+def _quietly(act: Callable[[], None]) -> Program:
+    try:
+        act()
+    except OSError as error:
+        os.write(3, f"{error.errno} {error.strerror}".encode())
+    os._exit(0)
+
+
+def _read_file(path: str) -> None:
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    kind = os.fstat(file).st_mode
+    if not stat.S_ISREG(kind):
+        number = errno.EISDIR if stat.S_ISDIR(kind) else errno.EINVAL
+        raise OSError(number, os.strerror(number))
+    while part := os.read(file, 1 << 20):
+        while part:
+            part = part[os.write(1, part) :]
+
+
+def _write_file(path: str) -> None:
+    if os.path.dirname(path):
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+    while part := os.read(0, 1 << 20):
+        while part:
+            part = part[os.write(file, part) :]
+    os.close(file)
+
+
+def _program(header: dict[str, Any], config: Config) -> Program:
+    argv, env = header["argv"], {**config.env, **header.get("env", {})}
+    os.environ.clear()
+    os.environ.update(env)
+    proper = any(key.startswith(PROPER) for key in header.get("env", {}))
+    warm = None if proper else _warm(argv)
+    if warm is not None:
+        os.close(3)
+        return warm
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        os.execvpe(argv[0], argv, env)
+    except OSError as error:
+        os.write(2, f"{argv[0]}: {error.strerror}\n".encode("utf-8", "surrogateescape"))
+        os._exit(126 if error.errno not in (errno.ENOENT, errno.ENOTDIR) else 127)
+
+
+def _warm(argv: list[str]) -> Program | None:
+    """`argv` as a Python program for this interpreter, or None where only a fresh one does it right."""
+    if len(argv) < 2 or argv[0] not in ("python", "python3", sys.executable):
+        return None
+    if argv[1] == "-c" and len(argv) > 2:
+        return lambda: _run("<string>", argv[2].encode("utf-8", "surrogateescape"), ["-c", *argv[3:]], "")
+    if argv[1].startswith("-"):
+        return None
+    try:
+        with open(argv[1], "rb") as file:
+            source = file.read()
+    except OSError:
+        return None
+    return lambda: _run(argv[1], source, argv[1:], os.path.dirname(os.path.realpath(argv[1])))
+
+
+def _run(name: str, source: bytes, argv: list[str], folder: str) -> int:
+    """Run `source` as __main__, told apart from a fresh interpreter only by its speed."""
+    for module in [known for known in sys.modules if known.split(".")[0] == "agentrl"]:
+        del sys.modules[module]
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__builtins__=builtins, __doc__=None)
+    if name != "<string>":
+        main.__dict__.update(__file__=name, __cached__=None)
+    sys.modules["__main__"] = main
+    sys.argv = argv
+    sys.orig_argv = [sys.executable, *argv]
+    sys.path.insert(0, folder)
+    try:
+        exec(compile(source, name, "exec", dont_inherit=True), main.__dict__)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        trace = error.__traceback__.tb_next if error.__traceback__ else None
+        if sys.excepthook is sys.__excepthook__:
+            traceback.print_exception(type(error), error, trace)
+        else:
+            sys.excepthook(type(error), error.with_traceback(trace), trace)
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
+    return 0
