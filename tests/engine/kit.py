@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,16 @@ def request(
     return GenerateRequest(id, session or id, tokens, Sampling(**sampling), deadline)
 
 
+def edit_json(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
 def vivid_model(folder: Path, seed: int, **shape: Any) -> Path:
-    """A tiny model whose matrices are scaled up, so that two seeds differ by whole nats."""
+    """A tiny model whose matrices are scaled up, so that two seeds differ by whole nats; it has no end token."""
     make_tiny_model(folder, seed=seed, **shape)
+    edit_json(folder / "config.json", eos_token_id=None)
+    edit_json(folder / "generation_config.json", eos_token_id=None)
+    edit_json(folder / "tokenizer_config.json", eos_token=None)
     path = folder / "model.safetensors"
     rng = np.random.default_rng(seed)
     scaled = {}

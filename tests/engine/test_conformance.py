@@ -67,46 +67,39 @@ async def test_update_in_the_middle_of_many_requests(client: EngineClient, model
     assert client.version is not None
     folder_of = {client.version: models.folders[0]}
     prompts = [[*PROMPT, i] for i in range(64)]
-    seen = dict.fromkeys(range(64), 0)
+    # Streams hold a real server's HTTP side back, so only a few say when to publish.
+    seen = dict.fromkeys(range(0, 64, 16), 0)
 
     def run(i: int) -> asyncio.Task[Completion]:
-        watch = lambda part: seen.__setitem__(i, len(part.tokens))  # noqa: E731
-        return asyncio.create_task(client.generate(request(f"u{i}", prompts[i], max_tokens=100), watch))
+        watch = (lambda part: seen.__setitem__(i, len(part.tokens))) if i in seen else None
+        return asyncio.create_task(client.generate(request(f"u{i}", prompts[i], max_tokens=200), watch))
 
     tasks = [run(i) for i in range(64)]
-    await _until(lambda: sum(n >= 3 for n in seen.values()) >= 48)
+    await _until(lambda: min(seen.values()) >= 3)
     new = models.next_version()
     folder_of[new] = models.folders[1]
     await _publish(client, models.folders[1], new)
     done = await asyncio.gather(*tasks)
     seams = [c for c in done if len(c.spans) == 2]
-    assert len(seams) >= 24
+    assert len(seams) >= 48
     for prompt, completion in zip(prompts, done, strict=True):
         _check(completion, folder_of, prompt)
-        assert completion.finish == "stop" or len(completion.tokens) == 100
+        assert len(completion.tokens) == 200
 
 
 async def test_five_updates_in_one_request(client: EngineClient, models: Models) -> None:
     assert client.version is not None
     folder_of = {client.version: models.folders[0]}
-    seen = dict.fromkeys(range(8), 0)
-
-    def run(i: int) -> asyncio.Task[Completion]:
-        watch = lambda part: seen.__setitem__(i, len(part.tokens))  # noqa: E731
-        return asyncio.create_task(client.generate(request(f"five{i}", PROMPT, max_tokens=300), watch))
-
-    # Several, because any one may sample its end token early.
-    tasks = [run(i) for i in range(8)]
+    tasks = [asyncio.create_task(client.generate(request(f"five{i}", PROMPT, max_tokens=900))) for i in range(4)]
     for i in range(1, 6):
-        base = dict(seen)
-        await _until(lambda: all(t.done() or seen[j] >= base[j] + 4 for j, t in enumerate(tasks)))  # noqa: B023
+        # As long as another request of 12 tokens takes. (A real server's stream falls silent after a retraction.)
+        await client.generate(request(f"probe{i}", PROMPT, max_tokens=12))
         version = models.next_version()
         folder_of[version] = models.folders[i % 3]
         await _publish(client, models.folders[i % 3], version)
-    done = await asyncio.gather(*tasks)
-    assert max(len(c.spans) for c in done) == 6
-    for completion in done:
-        assert [s.version for s in completion.spans] == list(folder_of)[: len(completion.spans)]
+    for completion in await asyncio.gather(*tasks):
+        assert len(completion.tokens) == 900
+        assert [s.version for s in completion.spans] == list(folder_of)
         _check(completion, folder_of)
 
 
@@ -136,7 +129,7 @@ async def test_cancelled_requests_leave_the_engine(client: EngineClient, server:
     await client.resume()
     # Their ids are free again only when they are gone.
     done = await asyncio.gather(*(client.generate(request(f"c{i}", PROMPT, max_tokens=4)) for i in range(8)))
-    assert all(len(c.tokens) == 4 or c.finish == "stop" for c in done)
+    assert [len(c.tokens) for c in done] == [4] * 8
 
 
 @pytest.mark.parametrize("after_pause", [False, True])
@@ -208,7 +201,8 @@ async def test_the_context_ends_a_generation(client: EngineClient) -> None:
     with pytest.raises(RequestRefused, match="1024"):
         await client.generate(request("long", [5] * 1024))
     done = await client.generate(request("edge", [5] * 1010, max_tokens=50))
-    assert done.finish == "stop" or 12 <= len(done.tokens) <= 14
+    assert done.finish == "length"
+    assert 12 <= len(done.tokens) <= 14
 
 
 async def test_stops(client: EngineClient) -> None:

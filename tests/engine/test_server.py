@@ -14,7 +14,7 @@ from agentrl.engine.options import EngineOptions
 from agentrl.engine.server import start_engine
 from agentrl.errors import ConfigError, DeadlineExceeded, EngineLost
 from agentrl.types import Version
-from tests.engine.kit import request, vivid_model
+from tests.engine.kit import edit_json, request, vivid_model
 
 V = Version(2, 5)
 
@@ -30,12 +30,28 @@ async def test_a_server_serves_its_version_and_ends(tmp_path: Path) -> None:
         assert all(c.spans[0].version == V for c in done)
         stop = await client.generate(request("stop", max_tokens=200, stop=("a", "e", "0", " ")))
         assert stop.finish == "length" or stop.matched in ("a", "e", "0", " ", 258)
+        greedy = await client.generate(request("greedy", max_tokens=9, temperature=0.0))
         await client.close()
     finally:
         code = await server.stop()
     assert code == 0
+    await _the_end_token_ends(model, tmp_path, greedy.tokens.tolist())
     with pytest.raises(EngineLost, match="ended with code 0"):
         await server.wait_ready()
+
+
+async def _the_end_token_ends(model: Path, tmp_path: Path, greedy: list[int]) -> None:
+    edit_json(model / "generation_config.json", eos_token_id=[999, greedy[4]])
+    server = start_engine(EngineOptions(dtype="bfloat16"), model, V, tmp_path / "log2")
+    try:
+        await server.wait_ready()
+        client = server.client()
+        done = await client.generate(request("eos", max_tokens=9, temperature=0.0))
+        await client.close()
+    finally:
+        await server.stop()
+    assert (done.finish, done.matched, done.tokens[-1]) == ("stop", greedy[4], greedy[4])
+    assert len(done.tokens) <= 5
 
 
 async def test_a_port_in_use_is_named(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from agentrl.engine.embedded.model import (
 )
 from agentrl.errors import ConfigError
 from tests.engine import oracle
-from tests.engine.kit import vivid_model
+from tests.engine.kit import edit_json, vivid_model
 
 TOKENS = [int(t) for t in torch.randint(0, 250, (48,), generator=torch.Generator().manual_seed(0))]
 
@@ -31,11 +30,6 @@ def _model(folder: Path, rows: int = 3) -> tuple[Model, Weights]:
     shape = read_shape(folder)
     model = Model(shape, KVCache(shape, rows, torch.float32), *rope_tables(folder, shape, shape.context), torch.float32)
     return model, load_weights(folder, shape, torch.float32)
-
-
-def _edit(folder: Path, **changes: Any) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 def _worst(got: torch.Tensor, folder: Path, tokens: list[int]) -> float:
@@ -69,7 +63,7 @@ def _worst(got: torch.Tensor, folder: Path, tokens: list[int]) -> float:
 @torch.inference_mode()
 def test_forward_equals_transformers(tmp_path: Path, shape: dict[str, Any], changes: dict[str, Any]) -> None:
     folder = vivid_model(tmp_path / "m", 1, **shape)
-    _edit(folder, **changes)
+    edit_json(folder / "config.json", **changes)
     model, weights = _model(folder)
     a, b = TOKENS[:40], TOKENS[8:]
     packed = model.prefill(weights, torch.tensor(a[:20] + b[:7]), [Chunk(0, 0, 20), Chunk(1, 0, 7)])
@@ -117,14 +111,14 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path, damage: str) -> Non
 )
 def test_what_is_not_computed_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
     folder = vivid_model(tmp_path / "m", 0)
-    _edit(folder, **changes)
+    edit_json(folder / "config.json", **changes)
     with pytest.raises(ConfigError, match="sglang"):
         read_shape(folder)
 
 
 def test_an_unknown_rope_is_refused(tmp_path: Path) -> None:
     folder = vivid_model(tmp_path / "m", 0)
-    _edit(folder, rope_scaling={"rope_type": "yarn", "factor": 2.0})
+    edit_json(folder / "config.json", rope_scaling={"rope_type": "yarn", "factor": 2.0})
     with pytest.raises(ConfigError, match="yarn"):
         rope_tables(folder, read_shape(folder), 8)
 
