@@ -43,7 +43,12 @@ def run(job: TrainerJob, token: str) -> str:
     chosen = algorithm.load(job.algorithm)
     phases = Phases(job.feed_url, token, int(os.environ["RANK"]))
     with phases.phase("load", 0):
-        backend = Backend(job.model_dir, job.train)
+        backend = Backend(
+            job.model_dir,
+            job.train,
+            critic_rate=job.algorithm.value_rate if chosen.critic else None,
+            reference=(job.algorithm.reference or job.model_dir) if chosen.reference else None,
+        )
         export.check_names(job.model_dir, backend.shapes)
     feed = Feed(job.feed_url, token)
     reason = Trainer(job, backend, chosen, feed, phases, stop).run()

@@ -18,7 +18,10 @@ from agentrl.train.plan import Item
 from agentrl.types import Demonstration, Episode, Group, Sampled, Trajectory
 
 Credit = Sequence[Mapping[int, float]]
-"""What an algorithm's `credit` gives for a group: for each episode, a value a turn index."""
+"""What an algorithm's `credit` gives for a group: for each episode, a value a turn index. The tokens of a turn that it
+leaves out are not trained and count in no denominator."""
+EPISODES = 1_000_000
+"""`Batch.episodes` is the group's place in the step times this, plus the episode's place in the group."""
 BoolArray = NDArray[np.bool_]
 
 
@@ -40,10 +43,14 @@ class Batch:
     """float32; 1 off the mask"""
     staleness: Tensor
     """int32: versions between the weights that sampled the token and the ones that train it; 0 off the mask"""
+    queued: Tensor
+    """int32: of these, how many passed after the episode's newest token was sampled (the rest, while it ran)"""
     turns: Tensor
     """int32 turn index; -1 where the token belongs to no action"""
     episodes: Tensor
     """int64, the same for all tokens of an episode, different for different episodes of a step"""
+    trajectories: Tensor
+    """int32: the sequence's place among its episode's trajectories"""
     groups: Tensor
     """int64 group id"""
     credit: Tensor
@@ -56,18 +63,34 @@ class Batch:
     """float32; 0 until `with_advantages`"""
     proximal: Tensor | None = None
     """float32 log-probs under the weights at the step's start; None where these are the training forward's own"""
+    values: Tensor | None = None
+    """float32: the critic's values at the step's start, of the state before the token; None without a critic"""
+    returns: Tensor | None = None
+    """float32: what the critic is to predict; None without a critic"""
+    reference: Tensor | None = None
+    """float32 log-probs under the reference policy; None where the algorithm wants none"""
+
+    @property
+    def sequences(self) -> Tensor:
+        """int64: which of the packed sequences each token lies in, from 0."""
+        lengths = self.cu_seqlens.diff().long()
+        return torch.repeat_interleave(torch.arange(len(lengths)), lengths).to(self.tokens.device)
 
     def with_weights(self, weights: Tensor) -> Batch:
         """A copy with the loss weights filled in."""
         return replace(self, weights=weights)
 
-    def with_advantages(self, advantages: Tensor) -> Batch:
-        """A copy with the advantages filled in."""
-        return replace(self, advantages=advantages)
+    def with_advantages(self, advantages: Tensor, returns: Tensor | None = None) -> Batch:
+        """A copy with the advantages filled in, and the critic's targets where there is one."""
+        return replace(self, advantages=advantages, returns=returns)
 
-    def with_proximal(self, proximal: Tensor) -> Batch:
-        """A copy with the proximal log-probs filled in."""
-        return replace(self, proximal=proximal)
+    def with_proximal(self, proximal: Tensor, values: Tensor | None = None) -> Batch:
+        """A copy with the proximal log-probs filled in, and the values where there is a critic."""
+        return replace(self, proximal=proximal, values=values)
+
+    def with_reference(self, reference: Tensor) -> Batch:
+        """A copy with the reference's log-probs filled in."""
+        return replace(self, reference=reference)
 
     def to(self, device: torch.device) -> Batch:
         """A copy on `device`; `cu_seqlens` stays on the CPU."""
@@ -88,15 +111,18 @@ class Columns:
         n = len(trajectory)
         self.tokens = trajectory.tokens.astype(np.int64)
         self.turns = turn_indices(episode, item.trajectory)
-        self.mask = train_mask(episode, item.trajectory, self.turns, demonstrations)
+        self.mask = train_mask(episode, item.trajectory, self.turns, None if demonstrations else credit)
         self.behaviour = np.where(self.mask, trajectory.logprobs, np.float32(0))
         self.temperatures = np.where(self.mask, trajectory.temperatures, np.float32(1))
-        self.staleness = np.where(self.mask & (trajectory.versions >= 0), version - trajectory.versions, 0)
+        sampled = self.mask & (trajectory.versions >= 0)
+        self.staleness = np.where(sampled, version - trajectory.versions, 0)
+        self.queued = np.where(sampled, version - newest_version(episode), 0)
         values = np.array([credit.get(int(turn), 0.0) for turn in self.turns], np.float32)
         self.credit = np.where(self.mask, values, np.float32(0))
-        self.episodes = np.full(n, item.group * 1_000_000 + item.episode, np.int64)
+        self.episodes = np.full(n, item.group * EPISODES + item.episode, np.int64)
+        self.trajectories = np.full(n, item.trajectory, np.int32)
         self.groups = np.full(n, group.id, np.int64)
-        self.episode_tokens = np.full(n, trained_tokens(episode, demonstrations), np.float32)
+        self.episode_tokens = np.full(n, trained_tokens(episode, None if demonstrations else credit), np.float32)
         self.positions = np.arange(n, dtype=np.int64)
 
 
@@ -110,29 +136,34 @@ def turn_indices(episode: Episode, place: int) -> NDArray[np.int32]:
     return turns
 
 
-def train_mask(episode: Episode, place: int, turns: NDArray[np.int32], demonstrations: bool) -> BoolArray:
-    """Which tokens of a trajectory the loss is about `[n]`.
+def train_mask(episode: Episode, place: int, turns: NDArray[np.int32], credit: Mapping[int, float] | None) -> BoolArray:
+    """Which tokens of a trajectory the loss is about `[n]`. `credit` None: demonstrations, for an imitating algorithm.
 
-    Demonstrations for an imitating algorithm; else sampled tokens of an action, at a temperature above 0 (greedy
-    choices have no log-prob to correct). The first token has no context that could predict it.
+    Else sampled tokens of an action that has credit, at a temperature above 0 (greedy choices have no log-prob to
+    correct). The first token has no context that could predict it.
     """
     trajectory = episode.trajectories[place]
     mask = np.concatenate(
-        [np.full(len(s), _trains(s.source, demonstrations), np.bool_) for s in trajectory.segments], dtype=np.bool_
+        [np.full(len(s), _trains(s.source, credit is None), np.bool_) for s in trajectory.segments], dtype=np.bool_
     )
-    if not demonstrations:
-        mask &= turns >= 0
+    if credit is not None:
+        mask &= np.isin(turns, list(credit))
     mask[0] = False
     return mask
 
 
-def trained_tokens(episode: Episode, demonstrations: bool) -> int:
-    """How many tokens of the episode are trained."""
+def trained_tokens(episode: Episode, credit: Mapping[int, float] | None) -> int:
+    """How many tokens of the episode are trained; `credit` as for `train_mask`."""
     return sum(
-        int(train_mask(episode, i, turn_indices(episode, i), demonstrations).sum())
+        int(train_mask(episode, i, turn_indices(episode, i), credit).sum())
         for i, t in enumerate(episode.trajectories)
         if not t.abandoned
     )
+
+
+def newest_version(episode: Episode) -> int:
+    """The newest weights that sampled a token of the episode; 0 where nothing was sampled."""
+    return max((int(t.versions.max()) for t in episode.trajectories if not t.abandoned), default=0)
 
 
 def _trains(source: object, demonstrations: bool) -> bool:
@@ -179,8 +210,10 @@ def pack(
         behaviour=joined("behaviour", torch.float32),
         temperatures=joined("temperatures", torch.float32),
         staleness=joined("staleness", torch.int32),
+        queued=joined("queued", torch.int32),
         turns=joined("turns", torch.int32),
         episodes=joined("episodes", torch.int64),
+        trajectories=joined("trajectories", torch.int32),
         groups=joined("groups", torch.int64),
         credit=joined("credit", torch.float32),
         episode_tokens=joined("episode_tokens", torch.float32),
@@ -206,8 +239,10 @@ def _dummy() -> Batch:
         behaviour=zeros,
         temperatures=torch.ones(2),
         staleness=torch.zeros(2, dtype=torch.int32),
+        queued=torch.zeros(2, dtype=torch.int32),
         turns=torch.full((2,), -1, dtype=torch.int32),
         episodes=torch.full((2,), -1),
+        trajectories=torch.full((2,), -1, dtype=torch.int32),
         groups=torch.full((2,), -1),
         credit=zeros,
         episode_tokens=zeros,

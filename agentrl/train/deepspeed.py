@@ -23,7 +23,7 @@ from deepspeed.utils import (
     safe_set_local_fp32_param,
     safe_set_local_optimizer_state,
 )
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.integrations import HfDeepSpeedConfig
 
 from agentrl.errors import ConfigError
@@ -31,7 +31,7 @@ from agentrl.train import shards
 from agentrl.train.algorithm import Largest, Mean, Metrics, Output
 from agentrl.train.batch import Batch
 from agentrl.train.export import Shape, buckets
-from agentrl.train.model import DTYPES, check_exact, load_policy, longest_sequence, read_config
+from agentrl.train.model import DTYPES, Policy, check_exact, load_policy, longest_sequence, read_config
 from agentrl.train.options import TrainOptions
 
 Loss = Callable[[Batch, Output], tuple[Tensor, Metrics]]
@@ -50,9 +50,15 @@ class StepResult(NamedTuple):
 
 
 class Backend:
-    """A policy on this rank's device, partitioned over the group."""
+    """A policy on this rank's device, partitioned over the group; with a critic's head and a frozen reference if asked.
 
-    def __init__(self, folder: Path, options: TrainOptions) -> None:
+    `critic_rate` is the factor on the learning rate of the critic's head; None: no critic. `reference` is the folder
+    of the policy that `reference` answers for; None: there is none.
+    """
+
+    def __init__(
+        self, folder: Path, options: TrainOptions, *, critic_rate: float | None = None, reference: Path | None = None
+    ) -> None:
         self.options = options
         self.device = _join_group(options.collective_timeout)
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
@@ -61,14 +67,25 @@ class Backend:
         config = _config(options, self.world)
         # from_pretrained partitions while it loads only while this object lives.
         alive = HfDeepSpeedConfig(config)
-        policy = load_policy(folder, DTYPES[options.dtype], checkpointing=options.checkpointing)
+        policy = load_policy(
+            folder, DTYPES[options.dtype], checkpointing=options.checkpointing, critic=critic_rate is not None
+        )
+        frozen = None if reference is None else load_policy(reference, DTYPES[options.dtype]).requires_grad_(False)
         del alive
         optimizer = torch.optim.AdamW(
-            _decay_groups(policy, options.weight_decay), lr=options.lr, betas=options.betas, eps=options.eps, fused=True
+            _decay_groups(policy, options.weight_decay, critic_rate or 1.0),
+            lr=options.lr,
+            betas=options.betas,
+            eps=options.eps,
+            fused=True,
         )
         engine, *_ = deepspeed.initialize(model=policy, optimizer=optimizer, config=config)
         self._engine: Any = engine
         self._policy = policy
+        self._reference: Any = None
+        if frozen is not None:
+            self._reference, *_ = deepspeed.initialize(model=frozen.eval(), config=config)
+            self._reference.eval()
         self.longest = options.max_sequence or longest_sequence(folder)
         self.shapes = tuple(Shape(name, tuple(p.ds_shape), p.dtype) for name, p in self._named_parameters())
         check_exact(policy, int(read_config(folder)["vocab_size"]), self.device)
@@ -77,18 +94,27 @@ class Backend:
 
     def logprobs(self, batches: Sequence[Batch]) -> list[Tensor]:
         """Log-probs `[T]` of each batch under the present weights, without gradient."""
+        return [out.logprobs for out in self.predict(batches)]
+
+    def predict(self, batches: Sequence[Batch]) -> list[Output]:
+        """What the present weights say about each batch, without gradient, on the CPU."""
         self._engine.eval()
         with torch.no_grad():
-            found = [self._engine(batch.to(self.device)).logprobs.cpu() for batch in batches]
+            found = [_on_cpu(self._engine(batch.to(self.device))) for batch in batches]
         self._engine.train()
         return found
+
+    def reference(self, batches: Sequence[Batch]) -> list[Tensor]:
+        """Log-probs `[T]` of each batch under the frozen reference."""
+        with torch.no_grad():
+            return [self._reference(batch.to(self.device)).logprobs.cpu() for batch in batches]
 
     def step(self, batches: Sequence[Batch], loss: Loss, *, lr: float, entropy_gradient: bool = False) -> StepResult:
         """One optimizer step on the sum of the batches' losses over all ranks."""
         engine = self._engine
         engine.train()
         for group in engine.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group["rate"]
         total = torch.zeros((), device=self.device)
         metrics: list[Metrics] = []
         for index, batch in enumerate(batches):
@@ -209,12 +235,18 @@ class Backend:
             scaler.cur_scale, scaler.cur_iter, scaler.last_overflow_iter, scaler.cur_hysteresis = common["scaler"]
 
     def _trained(self) -> list[tuple[str, Any]]:
-        return [(name, p) for name, p in self._named_parameters() if p.requires_grad]
+        head = self._policy.value_head
+        critic = [] if head is None else [(f"value_head.{name}", p) for name, p in head.named_parameters()]
+        return [(name, p) for name, p in (*self._named_parameters(), *critic) if p.requires_grad]
 
     def close(self) -> None:
         """Wait for the other ranks and leave the group."""
         dist.barrier()
         dist.destroy_process_group()
+
+
+def _on_cpu(out: Output) -> Output:
+    return Output(out.logprobs.cpu(), out.entropy.cpu(), None if out.values is None else out.values.cpu())
 
 
 def _join_group(timeout: float) -> torch.device:
@@ -250,10 +282,18 @@ def _config(options: TrainOptions, world: int) -> dict[str, Any]:
     }
 
 
-def _decay_groups(policy: nn.Module, decay: float) -> list[dict[str, Any]]:
-    """Matrices decay, vectors do not. A partitioned parameter's true rank is in `ds_shape`."""
-    parameters: list[Any] = [p for p in policy.parameters() if p.requires_grad]
+def _decay_groups(policy: Policy, decay: float, critic_rate: float) -> list[dict[str, Any]]:
+    """Matrices decay, vectors do not, nor does the critic's head, which has its own factor on the rate.
+
+    A partitioned parameter's true rank is in `ds_shape`.
+    """
+    parameters: list[Any] = [p for p in policy.model.parameters() if p.requires_grad]
     matrices = [p for p in parameters if len(p.ds_shape) > 1]
     vectors = [p for p in parameters if len(p.ds_shape) <= 1]
-    groups = [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
+    head = [] if policy.value_head is None else list(policy.value_head.parameters())
+    groups = [
+        {"params": matrices, "weight_decay": decay, "rate": 1.0},
+        {"params": vectors, "weight_decay": 0.0, "rate": 1.0},
+        {"params": head, "weight_decay": 0.0, "rate": critic_rate},
+    ]
     return [g for g in groups if g["params"]]

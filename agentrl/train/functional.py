@@ -11,7 +11,7 @@ Differences of log-probs are masked before they are exponentiated, and clamped t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -27,6 +27,111 @@ def log_ratio(new: Tensor, old: Tensor, mask: Tensor) -> Tensor:
     return (torch.where(mask, new.float(), zero) - torch.where(mask, old.float(), zero)).clamp(
         -MAX_LOG_RATIO, MAX_LOG_RATIO
     )
+
+
+class Gain(NamedTuple):
+    """Per token `[T]`: what the surrogate objective gains, u = π_θ/π_prox, and where clipping bit."""
+
+    gain: Tensor
+    ratio: Tensor
+    clipped: Tensor
+
+
+def ppo_gain(
+    logprobs: Tensor,
+    proximal: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = None,
+) -> Gain:
+    """min(u·A, clip(u, 1-ε_low, 1+ε_high)·A) (Schulman et al. 2017); u carries the gradient.
+
+    With `dual_clip` = c a negative advantage costs at most c·|A| (Ye et al. 2020).
+    """
+    ratio = log_ratio(logprobs, proximal, mask).exp()
+    return _clipped_gain(ratio, advantages, mask, clip_low, clip_high, dual_clip)
+
+
+def _clipped_gain(
+    ratio: Tensor, advantages: Tensor, mask: Tensor, clip_low: float, clip_high: float, dual_clip: float | None
+) -> Gain:
+    plain, cut = ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
+    gain = torch.minimum(plain, cut)
+    clipped = (cut < plain) & mask
+    if dual_clip is not None:
+        floor = dual_clip * advantages
+        clipped = clipped | ((advantages < 0) & (gain < floor) & mask)
+        gain = torch.where(advantages < 0, torch.maximum(gain, floor), gain)
+    return Gain(torch.where(mask, gain, 0.0), ratio, clipped)
+
+
+def gspo_gain(
+    logprobs: Tensor,
+    proximal: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    sequences: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> Gain:
+    """PPO's gain with the sequence's ratio s = exp(mean over its tokens of log u) (Zheng et al. 2025, eq. 6 and 14).
+
+    s is a constant to each token's gradient, times u/sg(u): equal to eq. 7 where all tokens have one advantage.
+    """
+    difference = log_ratio(logprobs, proximal, mask)
+    length = segment_sum(mask.float(), sequences).clamp(min=1)
+    sequence = (segment_sum(difference, sequences) / length).detach()
+    ratio = torch.where(mask, (sequence + difference - difference.detach()).exp(), 1.0)
+    return _clipped_gain(ratio, advantages, mask, clip_low, clip_high, None)
+
+
+def cispo_gain(
+    logprobs: Tensor, proximal: Tensor, advantages: Tensor, mask: Tensor, *, clip_low: float, clip_high: float
+) -> Gain:
+    """sg(clip(u, 1-ε_low, 1+ε_high))·A·log π_θ (MiniMax-M1 2025, eq. 4): clipping bounds a weight, and no token's
+    gradient vanishes."""
+    ratio = log_ratio(logprobs, proximal, mask).exp().detach()
+    limited = ratio.clamp(1 - clip_low, 1 + clip_high)
+    zero = torch.zeros((), device=logprobs.device)
+    gain = limited * advantages * torch.where(mask, logprobs.float(), zero)
+    return Gain(torch.where(mask, gain, 0.0), ratio, (limited != ratio) & mask)
+
+
+def behaviour_weight(
+    proximal: Tensor,
+    behaviour: Tensor,
+    mask: Tensor,
+    *,
+    correction: Literal["truncate", "mask", "off"],
+    cap: float,
+    floor: float | None = None,
+    level: Literal["token", "sequence", "geometric"] = "token",
+    sequences: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """w = π_prox/π_behave `[T]` without gradient, and where the cap or the mask changed it.
+
+    "truncate" cuts it at `cap` (truncated importance sampling), "mask" makes it 0 outside [floor, cap], with 1/cap as
+    the floor where none is given (IcePop), "off" makes it 1. Over a sequence it is the product of its tokens'
+    ("sequence") or their geometric mean; these two need `sequences` `[T]`, each token's sequence.
+    """
+    difference = log_ratio(proximal.detach(), behaviour, mask)
+    if correction == "off":
+        return torch.ones_like(difference), torch.zeros_like(mask)
+    if level != "token":
+        if sequences is None:
+            raise ValueError(f"a behaviour weight by {level} needs each token's sequence, got None")
+        difference = segment_sum(difference, sequences)
+        if level == "geometric":
+            difference = difference / segment_sum(mask.float(), sequences).clamp(min=1)
+    raw = torch.where(mask, difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO), 0.0).exp()
+    if correction == "truncate":
+        return raw.clamp(max=cap), (raw > cap) & mask
+    outside = (raw > cap) | (raw < (1 / cap if floor is None else floor))
+    return torch.where(outside, 0.0, raw), outside & mask
 
 
 class Surrogate(NamedTuple):
@@ -54,33 +159,17 @@ def decoupled_ppo(
 ) -> Surrogate:
     """-w · min(u·A, clip(u, 1-ε_low, 1+ε_high)·A), 0 off the mask (Hilton et al. 2021; AReaL 2025, eq. 5).
 
-    u = π_θ/π_prox carries the gradient; w = π_prox/π_behave is a constant, cut at `cap` ("truncate") or zero outside
-    [1/cap, cap] ("mask", IcePop). With `dual_clip` = c a negative advantage costs at most c·|A| (Ye et al. 2020).
+    u = π_θ/π_prox carries the gradient; w = π_prox/π_behave is a constant, cut at `cap` or masked.
     """
-    ratio = log_ratio(logprobs, proximal, mask).exp()
-    limited = ratio.clamp(1 - clip_low, 1 + clip_high)
-    plain, cut = ratio * advantages, limited * advantages
-    gain = torch.minimum(plain, cut)
-    clipped = (cut < plain) & mask
-    if dual_clip is not None:
-        floor = dual_clip * advantages
-        clipped = clipped | ((advantages < 0) & (gain < floor) & mask)
-        gain = torch.where(advantages < 0, torch.maximum(gain, floor), gain)
+    found = ppo_gain(logprobs, proximal, advantages, mask, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
     weight, capped = behaviour_weight(proximal, behaviour, mask, correction=correction, cap=cap)
-    return Surrogate(torch.where(mask, -weight * gain, 0.0), ratio, weight, clipped, capped)
+    return Surrogate(-weight * found.gain, found.ratio, weight, found.clipped, capped)
 
 
-def behaviour_weight(
-    proximal: Tensor, behaviour: Tensor, mask: Tensor, *, correction: Literal["truncate", "mask", "off"], cap: float
-) -> tuple[Tensor, Tensor]:
-    """w `[T]` without gradient, and where the cap or the mask changed it."""
-    raw = log_ratio(proximal.detach(), behaviour, mask).exp()
-    if correction == "off":
-        return torch.ones_like(raw), torch.zeros_like(mask)
-    if correction == "truncate":
-        return raw.clamp(max=cap), (raw > cap) & mask
-    outside = (raw > cap) | (raw < 1 / cap)
-    return torch.where(outside, 0.0, raw), outside & mask
+def segment_sum(values: Tensor, segments: Tensor) -> Tensor:
+    """The sum over each segment, at every one of its places: `[T]`, ids `[T]` from 0 → `[T]`."""
+    count = int(segments[-1]) + 1 if len(segments) else 0
+    return torch.zeros(count, dtype=values.dtype, device=values.device).index_add(0, segments, values)[segments]
 
 
 def kl(logprobs: Tensor, reference: Tensor, mask: Tensor, estimator: Literal["k1", "k2", "k3"]) -> Tensor:
@@ -105,6 +194,14 @@ def gather_logprobs(logits: Tensor, tokens: Tensor, temperature: Tensor | float 
     """log softmax(logits / temperature) at `tokens`: `[N, V]`, `[N]` → `[N]` float32."""
     scaled = logits.float() / (temperature[:, None] if isinstance(temperature, Tensor) else temperature)
     return scaled.gather(1, tokens[:, None]).squeeze(1) - scaled.logsumexp(1)
+
+
+def value_loss(values: Tensor, old: Tensor, returns: Tensor, mask: Tensor, clip: float | None) -> Tensor:
+    """½·max((V - R)², (V_old + clip(V - V_old, ±ε) - R)²) `[T]`, 0 off the mask; without the second where ε is None."""
+    error = (values - returns).square()
+    if clip is not None:
+        error = torch.maximum(error, (old + (values - old).clamp(-clip, clip) - returns).square())
+    return torch.where(mask, error / 2, 0.0)
 
 
 # ---- credit: plain numbers of one group --------------------------------------------------------------------------
@@ -132,6 +229,59 @@ def group_advantages(
     if baseline == "group_std":
         scale = math.sqrt(math.fsum((r - mean) ** 2 for r in known) / (n - 1)) + 1e-6
     return [0.0 if r is None else (r - mean) / scale for r in returns]
+
+
+def turn_advantages(
+    returns: Sequence[Mapping[int, float] | None], baseline: Literal["group_std", "group_mean", "leave_one_out", "none"]
+) -> list[dict[int, float]]:
+    """One advantage an episode and turn from the returns of each turn onwards; None (no verdict) gets none.
+
+    A turn is compared with the same turn of the group's other episodes, and an episode that had ended by then counts
+    there with its return of 0. So the baseline does not depend on how often the episode itself still acts, which would
+    bias it; and all turns of a group share one scale: the root of the mean variance over turns.
+    """
+    known = [r for r in returns if r is not None]
+    if baseline == "none":
+        return [{} if r is None else dict(r) for r in returns]
+    n, places = len(known), sorted({turn for r in known for turn in r})
+    if n < 2:
+        return [{} if r is None else dict.fromkeys(r, 0.0) for r in returns]
+    means = {turn: math.fsum(r.get(turn, 0.0) for r in known) / n for turn in places}
+    scale = (n - 1) / n if baseline == "leave_one_out" else 1.0
+    if baseline == "group_std":
+        squares = math.fsum((r.get(turn, 0.0) - means[turn]) ** 2 for turn in places for r in known)
+        scale = math.sqrt(squares / ((n - 1) * max(len(places), 1))) + 1e-6
+    return [{} if r is None else {turn: (r[turn] - means[turn]) / scale for turn in r} for r in returns]
+
+
+def returns_to_go(rewards: Mapping[int, float], discount: float = 1.0) -> dict[int, float]:
+    """Of each turn: its reward and the later ones', each step later times `discount`."""
+    found: dict[int, float] = {}
+    ahead = 0.0
+    for turn in sorted(rewards, reverse=True):
+        found[turn] = ahead = rewards[turn] + discount * ahead
+    return found
+
+
+def overlong_penalty(length: int, limit: int, buffer: int, penalty: float) -> float:
+    """0 up to `limit - buffer` tokens, then linearly to -penalty at `limit` and beyond (Yu et al. 2025, eq. 13)."""
+    if length > limit or buffer == 0:
+        return -penalty if length > limit else 0.0
+    return min((limit - buffer - length) / buffer, 0.0) * penalty
+
+
+def gae(rewards: Sequence[float], values: Sequence[float], discount: float, trace: float) -> list[float]:
+    """Generalised advantages (Schulman et al. 2016, eq. 16): A_t = δ_t + γλ·A_{t+1}, δ_t = r_t + γ·V_{t+1} - V_t.
+
+    The state after the last step has value 0, however the episode ended.
+    """
+    found = [0.0] * len(rewards)
+    ahead = following = 0.0
+    for t in range(len(rewards) - 1, -1, -1):
+        delta = rewards[t] + discount * following - values[t]
+        found[t] = ahead = delta + discount * trace * ahead
+        following = values[t]
+    return found
 
 
 # ---- aggregation -------------------------------------------------------------------------------------------------

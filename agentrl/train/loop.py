@@ -18,12 +18,11 @@ import torch
 
 from agentrl.errors import RunError
 from agentrl.train import batch as translate
-from agentrl.train import manifest, persist, report
+from agentrl.train import experience, manifest, persist, report
 from agentrl.train.algorithm import Algorithm
 from agentrl.train.batch import Batch
 from agentrl.train.deepspeed import Backend, StepResult
 from agentrl.train.feed import Feed, Over, Phases
-from agentrl.train.functional import Denominators, token_weights
 from agentrl.train.manifest import Manifest
 from agentrl.train.options import TrainerJob
 from agentrl.train.plan import Plan, make_plan
@@ -69,10 +68,9 @@ class Trainer:
                 with phases.phase("evaluate", step):
                     self.evaluate([batch for batches in minibatches for batch in batches])
                 continue
-            if len(minibatches) > 1 and not self.algorithm.demonstrations:
-                with phases.phase("proximal", step):
-                    minibatches = [self.with_proximal(batches) for batches in minibatches]
-            minibatches = [self.with_advantages(batches) for batches in minibatches]
+            with phases.phase("proximal", step):
+                minibatches = experience.predict(self.backend, self.algorithm, minibatches)
+            minibatches = experience.estimate(self.backend, self.algorithm, minibatches, len(taken.groups))
             with phases.phase("train", step):
                 results = [self.train(batches, step) for batches in minibatches]
             state.step, state.take, state.cursor = step, taken.take, taken.cursor
@@ -161,24 +159,6 @@ class Trainer:
             self.feed.metrics(
                 self.state.step, self.version, {"eval/loss": total / max(tokens, 1), "eval/tokens": tokens}
             )
-
-    def with_proximal(self, batches: Sequence[Batch]) -> list[Batch]:
-        """Log-probs under the weights at the step's start. With a single optimizer step a batch there is no need of
-        this pass: they are the training forward's own, detached."""
-        found = self.backend.logprobs(batches)
-        return [batch.with_proximal(logprobs) for batch, logprobs in zip(batches, found, strict=True)]
-
-    def with_advantages(self, batches: Sequence[Batch]) -> list[Batch]:
-        """Advantages, and loss weights whose denominators span all ranks and passes of the optimizer step."""
-        options = self.job.algorithm
-        _, tokens, _, episodes = self.backend.sum(report.local_counts([batches])).tolist()
-        totals = Denominators(tokens, round(episodes))
-        return [
-            b.with_advantages(self.algorithm.advantages(b)).with_weights(
-                token_weights(b.mask, b.episode_tokens, totals, options.aggregation, options.fixed_length)
-            )
-            for b in batches
-        ]
 
     def train(self, batches: Sequence[Batch], step: int) -> StepResult | None:
         """One optimizer step; None where no rank has a token to train."""

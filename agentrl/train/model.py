@@ -142,14 +142,22 @@ class Head(nn.Linear):
 
 
 class Policy(nn.Module):
-    """What DeepSpeed wraps."""
+    """What DeepSpeed wraps. With a critic, its head reads the same hidden states as the output head."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, critic: bool = False) -> None:
         super().__init__()
         self.model = model
+        self.value_head: nn.Linear | None = None
+        if critic:
+            weight = cast(Any, model).get_output_embeddings().weight
+            width = cast(Any, model).config.get_text_config().hidden_size
+            self.value_head = nn.Linear(width, 1, dtype=weight.dtype)
+            # From zero: the first values are 0 and not noise that the first advantages would carry.
+            nn.init.zeros_(self.value_head.weight)
+            nn.init.zeros_(self.value_head.bias)
 
     def forward(self, batch: Batch, entropy_gradient: bool = False) -> Output:
-        """Log-probs and entropies of the batch's trained tokens, `[T]`, 0 elsewhere."""
+        """Log-probs, entropies and, with a critic, values of the batch's trained tokens, `[T]`, 0 elsewhere."""
         rows = batch.mask.nonzero().squeeze(1)
         # A batch that trains nothing still passes through every weight, or ZeRO-3's ranks would fall out of step.
         rows = rows if len(rows) else torch.ones(1, dtype=torch.int64, device=rows.device)
@@ -157,7 +165,10 @@ class Policy(nn.Module):
         found, entropy = self.head(hidden[rows - 1], batch.tokens[rows], batch.temperatures[rows])
         zeros = torch.zeros(len(batch.tokens), device=hidden.device)
         entropy = entropy if entropy_gradient else entropy.detach()
-        return Output(zeros.index_put((rows,), found), zeros.index_put((rows,), entropy))
+        values = None
+        if self.value_head is not None:
+            values = zeros.index_put((rows,), self.value_head(hidden[rows - 1]).float().squeeze(1))
+        return Output(zeros.index_put((rows,), found), zeros.index_put((rows,), entropy), values)
 
     def hidden(self, tokens: Tensor, positions: Tensor, lengths: list[int]) -> Tensor:
         """The last hidden states `[T, H]`."""
@@ -171,7 +182,7 @@ class Policy(nn.Module):
         return cast(Head, cast(Any, self.model).get_output_embeddings())
 
 
-def load_policy(folder: Path, dtype: torch.dtype, *, checkpointing: bool = False) -> Policy:
+def load_policy(folder: Path, dtype: torch.dtype, *, checkpointing: bool = False, critic: bool = False) -> Policy:
     """The model in `folder` as a policy; ConfigError where it is missing or of a kind that cannot be packed."""
     AttentionInterface.register(ATTENTION, packed_attention)
     read_config(folder)
@@ -187,7 +198,7 @@ def load_policy(folder: Path, dtype: torch.dtype, *, checkpointing: bool = False
     model.config.use_cache = False
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    return Policy(model)
+    return Policy(model, critic=critic)
 
 
 def read_config(folder: Path) -> dict[str, Any]:

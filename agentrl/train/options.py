@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,18 +12,31 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 Aggregation = Literal["token_mean", "sequence_mean", "fixed_length"]
+Level = Literal["token", "sequence", "geometric"]
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "ppo": {"baseline": "none", "whiten": "batch", "kl_in": "reward", "kl_estimator": "k1"},
     "grpo": {},
     "dr_grpo": {"baseline": "group_mean", "aggregation": "fixed_length"},
     "rloo": {"baseline": "leave_one_out"},
+    "reinforce_pp": {"baseline": "none", "whiten": "batch", "kl_in": "reward", "kl_estimator": "k1"},
+    "reinforce_pp_baseline": {"baseline": "group_mean", "whiten": "batch", "kl_estimator": "k2"},
     "dapo": {"clip_high": 0.28},
+    "gspo": {"clip_low": 3e-4, "clip_high": 4e-4, "aggregation": "sequence_mean"},
+    "cispo": {"clip_low": 1.0, "clip_high": 4.0},
+    "tis": {"behaviour": "truncate", "behaviour_cap": 2.0},
+    "icepop": {"behaviour": "mask", "behaviour_floor": 0.5, "behaviour_cap": 5.0},
     "sft": {},
 }
 """The algorithms shipped, with the settings in which each differs from the defaults below."""
 _DECOUPLED_PPO = "agentrl.train.algorithm:Algorithm"
-_CLASSES: Mapping[str, str] = {"sft": "agentrl.train.algorithms.sft:SFT"}
+_CLASSES: Mapping[str, str] = {
+    name: f"agentrl.train.algorithms.{name}:{name.upper()}" for name in ("ppo", "gspo", "cispo", "sft")
+}
 _SFT_KNOBS = frozenset({"name", "aggregation", "fixed_length"})
+_CRITIC_KNOBS = frozenset({"gae_lambda", "gae_steps", "value_coef", "value_clip", "value_rate"})
+_KL_KNOBS = frozenset({"kl_in", "kl_estimator", "reference"})
+_OVERLONG_KNOBS = frozenset({"overlong_buffer", "overlong_penalty"})
 
 
 class AlgorithmOptions(BaseModel):
@@ -32,19 +45,25 @@ class AlgorithmOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = "grpo"
-    """grpo, dr_grpo, rloo, dapo, sft, or a class of your own as `package.module:Class`."""
-    clip_low: float = Field(0.2, ge=0, lt=1)
+    """ppo (with a critic), grpo, dr_grpo, rloo, reinforce_pp, reinforce_pp_baseline, dapo, gspo, cispo, tis, icepop,
+    sft, or a class of your own as `package.module:Class`."""
+
+    # ---- the surrogate
+    clip_low: float = Field(0.2, ge=0, le=1)
     """ε below: a ratio π_θ/π_prox under 1-ε earns nothing more from a negative advantage."""
     clip_high: float = Field(0.2, ge=0)
     """ε above, for positive advantages."""
     dual_clip: float | None = Field(None, gt=1)
     """A negative advantage counts at most this many times (dual-clip PPO); None for no such limit."""
     behaviour: Literal["truncate", "mask", "off"] = "truncate"
-    """What is done with w = π_prox/π_behave: cut at the cap, or tokens outside [1/cap, cap] left out, or w not used."""
+    """What is done with w = π_prox/π_behave: cut at the cap, or w = 0 outside [floor, cap], or w not used."""
     behaviour_cap: float = Field(5.0, gt=1)
     """The cap of w."""
-    baseline: Literal["group_std", "group_mean", "leave_one_out", "none"] = "group_std"
-    """What is taken from a return: the group's mean, divided by its deviation or not; the others' mean; nothing."""
+    behaviour_floor: float | None = Field(None, gt=0, lt=1)
+    """The floor of w for `behaviour = "mask"`; None for 1/cap."""
+    behaviour_level: Level = "token"
+    """w of each token; or of its whole sequence (one trajectory), as the product or the geometric mean of its
+    tokens'."""
     aggregation: Aggregation = "token_mean"
     """How token losses become one number: over all trained tokens of the step; the mean over episodes of their means;
     the sum over `fixed_length` × episodes. Denominators are global over ranks and micro-batches."""
@@ -52,6 +71,52 @@ class AlgorithmOptions(BaseModel):
     """The constant of `aggregation = "fixed_length"`, usually an episode's token budget."""
     entropy_bonus: float = Field(0.0, ge=0)
     """Added to the objective times the policy's entropy at trained tokens."""
+
+    # ---- rewards and credit
+    reward_scale: float = Field(1.0, gt=0)
+    """Each turn's reward is multiplied by this."""
+    reward_clip: float | None = Field(None, gt=0)
+    """Then cut to ± this."""
+    overlong_tokens: int | None = Field(None, gt=0)
+    """An episode that sampled more tokens loses `overlong_penalty`; None for no penalty on length."""
+    overlong_buffer: int = Field(0, ge=0)
+    """The penalty grows linearly over the last so many tokens before that (DAPO's soft punishment)."""
+    overlong_penalty: float = Field(1.0, gt=0)
+    """The full penalty, in units of the scaled reward."""
+    leave_out_truncated: bool = False
+    """Episodes that did not finish by themselves are not trained (DAPO's over-long filtering); they stay in
+    baselines."""
+    credit: Literal["episode", "turn"] = "episode"
+    """What a turn is credited with: all that the episode earned, or what it earned from that turn on."""
+    discount: float = Field(1.0, gt=0, le=1)
+    """γ: of later turns for `credit = "turn"`; of later time steps for a critic."""
+    baseline: Literal["group_std", "group_mean", "leave_one_out", "none"] = "group_std"
+    """What is taken from a return: the group's mean, divided by its deviation or not; the others' mean; nothing."""
+    whiten: Literal["off", "group", "batch"] = "off"
+    """Advantages are shifted to mean 0 and scaled to deviation 1 over the trained tokens of each group, or of all."""
+
+    # ---- the reference policy
+    kl_coef: float = Field(0.0, ge=0)
+    """β of the KL divergence from the reference; 0 for no reference."""
+    kl_in: Literal["loss", "reward"] = "loss"
+    """Where it is: added to the loss, or taken from the reward token by token."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """log r, (log r)²/2, or 1/r - 1 + log r, with r = π/π_ref."""
+    reference: Path | None = None
+    """The reference's folder in Hugging Face form; None for the model that the run starts from."""
+
+    # ---- the critic
+    gae_lambda: float = Field(0.95, ge=0, le=1)
+    """λ of generalised advantage estimation."""
+    gae_steps: Literal["token", "turn"] = "token"
+    """The time step of γ and λ."""
+    value_coef: float = Field(0.5, gt=0)
+    """The value loss's factor: the critic shares the policy's hidden states."""
+    value_clip: float | None = Field(0.2, gt=0)
+    """Values are moved by at most this much in a step, as seen by their loss; None for no limit."""
+    value_rate: float = Field(10.0, gt=0)
+    """The critic's head learns at this many times `train.lr`."""
+
     args: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of a class of your own."""
 
@@ -63,32 +128,71 @@ class AlgorithmOptions(BaseModel):
         return given
 
     @model_validator(mode="after")
-    def _every_knob_has_an_effect(self) -> AlgorithmOptions:
-        given = self.model_fields_set
-        if ":" not in self.name:
-            if self.name not in PRESETS:
-                near = difflib.get_close_matches(self.name, PRESETS, 1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
-                raise ValueError(f"algorithm {self.name!r} is neither of {', '.join(PRESETS)} nor 'module:Class'{hint}")
-            if self.args:
-                raise ValueError(
-                    f"args = {self.args} has no effect: {self.name!r} takes none, only your own class does"
-                )
-        if self.name == "sft" and (useless := given - _SFT_KNOBS - {"args"}):
-            raise ValueError(f"{', '.join(sorted(useless))} has no effect with algorithm 'sft': remove it")
+    def _known_name(self) -> AlgorithmOptions:
+        if ":" in self.name:
+            return self
+        if self.name not in PRESETS:
+            near = difflib.get_close_matches(self.name, PRESETS, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"algorithm {self.name!r} is neither of {', '.join(PRESETS)} nor 'module:Class'{hint}")
+        if self.args:
+            raise ValueError(f"args = {self.args} has no effect: {self.name!r} takes none, only your own class does")
+        return self
+
+    @model_validator(mode="after")
+    def _settings_agree(self) -> AlgorithmOptions:
         if (self.aggregation == "fixed_length") != (self.fixed_length is not None):
             raise ValueError(
                 f"aggregation {self.aggregation!r} with fixed_length {self.fixed_length}: "
                 "'fixed_length' needs a length (the token budget of an episode), the others must not have one"
             )
-        if self.behaviour == "off" and "behaviour_cap" in given:
-            raise ValueError("behaviour_cap has no effect with behaviour = 'off': remove one of them")
+        if self.overlong_tokens is not None and self.overlong_buffer > self.overlong_tokens:
+            raise ValueError(
+                f"overlong_buffer = {self.overlong_buffer} is longer than overlong_tokens = {self.overlong_tokens}"
+            )
         return self
+
+    @model_validator(mode="after")
+    def _every_knob_has_an_effect(self) -> AlgorithmOptions:
+        preset = PRESETS.get(self.name, {})
+        given = {k for k in self.model_fields_set if k not in preset or self.__dict__[k] != preset[k]}
+        if self.name == "sft" and (useless := given - _SFT_KNOBS - {"args"}):
+            raise ValueError(f"{', '.join(sorted(useless))} has no effect with algorithm 'sft': remove it")
+        for knobs, reason in self._without_effect():
+            if useless := given & knobs:
+                raise ValueError(f"{', '.join(sorted(useless))} has no effect with {reason}: remove one of them")
+        return self
+
+    def _without_effect(self) -> Iterator[tuple[frozenset[str], str]]:
+        if self.behaviour == "off":
+            yield frozenset({"behaviour_cap", "behaviour_level"}), "behaviour = 'off'"
+        if self.behaviour != "mask":
+            yield frozenset({"behaviour_floor"}), f"behaviour = {self.behaviour!r}"
+        if self.kl_coef == 0:
+            yield _KL_KNOBS, "kl_coef = 0"
+        if self.overlong_tokens is None:
+            yield _OVERLONG_KNOBS, "overlong_tokens unset"
+        if ":" in self.name:
+            return  # a class of one's own may read any of them
+        if self.name in ("gspo", "cispo"):
+            yield frozenset({"dual_clip"}), f"algorithm {self.name!r}"
+        if self.name == "ppo":
+            yield frozenset({"baseline", "credit"}), "a critic"
+        else:
+            yield _CRITIC_KNOBS, f"algorithm {self.name!r}, which has no critic"
+            if self.credit == "episode":
+                yield frozenset({"discount"}), "credit = 'episode'"
 
     @property
     def path(self) -> str:
         """`module:Class` of the algorithm."""
         return self.name if ":" in self.name else _CLASSES.get(self.name, _DECOUPLED_PPO)
+
+    @property
+    def contrasts(self) -> bool:
+        """Whether a group learns only from its episodes' rewards being different: equal ones teach it nothing."""
+        shaped = self.overlong_tokens is not None or self.credit == "turn"
+        return ":" not in self.name and self.name != "sft" and self.baseline != "none" and not shaped
 
 
 class TrainOptions(BaseModel):

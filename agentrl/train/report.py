@@ -82,8 +82,12 @@ def train_metrics(results: Sequence[StepResult]) -> dict[str, float]:
         else _mean([r.metrics[name] for r in results])
         for name in names
     }
-    if "advantage/square" in found:
-        found["advantage/std"] = math.sqrt(max(found.pop("advantage/square") - found["advantage/mean"] ** 2, 0.0))
+    for name in ("advantage", "return"):
+        if f"{name}/square" in found:
+            found[f"{name}/std"] = math.sqrt(max(found.pop(f"{name}/square") - found[f"{name}/mean"] ** 2, 0.0))
+    if "value/error/square" in found:
+        unexplained, variance = found.pop("value/error/square"), found["return/std"] ** 2
+        found["value/explained_variance"] = 1 - unexplained / variance if variance > 0 else 0.0
     return {
         "loss": _mean([r.loss for r in results]),
         "grad_norm": _mean([r.grad_norm for r in results]),

@@ -73,12 +73,20 @@ def episode(
 
 
 def random_group(
-    id: int, rng: np.random.Generator, *, samples: int = 4, version: int = 0, vocabulary: int = 200, long: int = 20
+    id: int,
+    rng: np.random.Generator,
+    *,
+    samples: int = 4,
+    version: int = 0,
+    vocabulary: int = 200,
+    long: int = 20,
+    split: bool = False,
 ) -> Group:
-    """Three turns an episode, rewards 0 or 1 on the last."""
+    """Three turns an episode, in one trajectory or (`split`) one each; rewards 0 or 1 on the last."""
     episodes = []
     for sample in range(samples):
         segments: list[Segment] = []
+        trajectories: list[Trajectory] = []
         turns = []
         at = 0
         for index in range(3):
@@ -89,6 +97,9 @@ def random_group(
                 Segment(rng.integers(0, vocabulary, n).astype(np.int32), logprobs, Sampled(Version(1, version)))
             )
             at += c + n
-            turns.append((index, 0, at, float(rng.integers(0, 2)) if index == 2 else 0.0))
-        episodes.append(episode([Trajectory(tuple(segments))], turns, group=id, sample=sample))
+            turns.append((index, len(trajectories), at, float(rng.integers(0, 2)) if index == 2 else 0.0))
+            if split or index == 2:
+                trajectories.append(Trajectory(tuple(segments)))
+                segments, at = [], 0
+        episodes.append(episode(trajectories, turns, group=id, sample=sample))
     return Group(id, 0, 0, "test", tuple(episodes))

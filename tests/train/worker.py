@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +26,7 @@ from torch import Tensor  # noqa: E402
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config  # noqa: E402
 
 from agentrl.errors import AgentRLError  # noqa: E402
-from agentrl.train import algorithm, manifest, persist  # noqa: E402
+from agentrl.train import algorithm, experience, manifest, persist  # noqa: E402
 from agentrl.train.algorithm import Algorithm, Metrics, Output  # noqa: E402
 from agentrl.train.batch import Batch, pack  # noqa: E402
 from agentrl.train.deepspeed import Backend  # noqa: E402
@@ -69,24 +70,37 @@ def describe(groups: list[Group], version: int) -> manifest.Manifest:
     )
 
 
-def batches(rank: int, world: int, chosen: Algorithm, seed: int) -> list[Batch]:
-    """This rank's passes of a random batch, loss weights filled in."""
+class Alone:
+    """Stands in for a backend where the passes of all ranks are in one list."""
+
+    rank, world = 0, 1
+
+    def predict(self, batches: object) -> list[Output]:
+        raise AssertionError("no pass is needed")
+
+    def reference(self, batches: object) -> list[Tensor]:
+        raise AssertionError("no pass is needed")
+
+    def sum(self, values: Tensor) -> Tensor:
+        return values
+
+
+def passes(world: int, chosen: Algorithm, seed: int, *, split: bool = False) -> list[list[Batch]]:
+    """Every rank's passes of a random batch."""
     rng = np.random.default_rng(seed)
-    groups = [random_group(i, rng, samples=3) for i in range(3)]
+    groups = [random_group(i, rng, samples=3, split=split) for i in range(3)]
     taken = describe(groups, 0)
     plan = make_plan(taken, ranks=world, minibatches=1, budget=BUDGETS[world], longest=None)
     credits = {i: chosen.credit(entry) for i, entry in enumerate(taken.groups)}
-    found = [pack(p, dict(enumerate(groups)), credits, version=0) for p in plan.passes[0][rank]]
-    whole = [pack(p, dict(enumerate(groups)), credits, version=0) for r in plan.passes[0] for p in r]
-    episodes = torch.cat([b.episodes[b.mask] for b in whole])
-    total = Denominators(float(sum(int(b.mask.sum()) for b in whole)), len(set(episodes.tolist())))
-    options = chosen.options
-    return [
-        b.with_advantages(chosen.advantages(b)).with_weights(
-            token_weights(b.mask, b.episode_tokens, total, options.aggregation, options.fixed_length)
-        )
-        for b in found
-    ]
+    return [[pack(p, dict(enumerate(groups)), credits, version=0) for p in rank] for rank in plan.passes[0]]
+
+
+def batches(rank: int, world: int, chosen: Algorithm, seed: int) -> list[Batch]:
+    """This rank's passes of a random batch, advantages and loss weights filled in."""
+    ranks = passes(world, chosen, seed)
+    flat = experience.estimate(Alone(), chosen, [[b for r in ranks for b in r]], 3)[0]
+    start = sum(len(r) for r in ranks[:rank])
+    return flat[start : start + len(ranks[rank])]
 
 
 def whole_weights(backend: Backend, bucket: int = 1 << 28) -> dict[str, Tensor]:
@@ -135,7 +149,10 @@ class Checks:
 
     def run(self) -> None:
         self.train_save_and_resume()
-        self.other_number_of_ranks()
+        self.critic_and_reference()
+        if self.world == 1:
+            self.other_number_of_ranks()
+            return
         self.nothing_moves_at_rate_zero()
         self.not_finite()
         self.bf16()
@@ -143,6 +160,35 @@ class Checks:
         self.imitation()
         self.fp16()
         self.recomputed_activations()
+
+    def critic_and_reference(self) -> None:
+        """Episodes in three pieces, spread over ranks: values, penalties and whitening as in one process."""
+        chosen = algorithm.load(AlgorithmOptions(name="ppo", kl_coef=0.3, discount=0.9, whiten="group"))
+        backend = Backend(self.folder, self.options, critic_rate=chosen.options.value_rate, reference=self.folder)
+        for seed in range(3):
+            mine = passes(self.world, chosen, seed, split=True)[self.rank]
+            ready = experience.estimate(backend, chosen, experience.predict(backend, chosen, [mine]), 3)[0]
+            metrics = backend.step(ready, chosen.loss, lr=self.options.lr).metrics
+        self.found["critic_metrics"] = metrics
+        found = {**whole_weights(backend), **self.critic_head(backend)}
+        saved = persist.save(backend, self.job(f"v{self.world}"), State(step=1, take=1))
+        again = Backend(self.folder, self.options, critic_rate=chosen.options.value_rate)
+        persist.restore(again, saved)
+        restored = self.critic_head(again)
+        self.found["critic_restored"] = all(torch.equal(found[n], restored[n]) for n in restored)
+        if self.rank == 0:
+            save_file(found, self.work / f"weights-critic-{self.world}.safetensors")
+
+    def critic_head(self, backend: Backend) -> dict[str, Tensor]:
+        """Its master weights, from all ranks."""
+        state, common = backend.state()
+        found = {}
+        for name in ("value_head.weight", "value_head.bias"):
+            part = state[f"{name}/master"]
+            spread = torch.zeros(self.world, len(part))
+            spread[self.rank] = part
+            found[name] = backend.sum(spread).flatten()[: common["sizes"][name]]
+        return found
 
     def step(self, backend: Backend, seed: int, loss: Any = None, lr: float | None = None) -> Any:
         mine = batches(self.rank, self.world, self.chosen, seed)
@@ -179,8 +225,10 @@ class Checks:
     def other_number_of_ranks(self) -> None:
         """One rank goes on from what two saved."""
         saved = self.work / "c2" / "step-0000002"
-        if self.world == 2:
-            return
+        deadline = time.monotonic() + 60
+        while not saved.exists():
+            assert time.monotonic() < deadline, f"the two ranks have not saved {saved}"
+            time.sleep(0.05)
         backend = Backend(self.folder, self.options)
         persist.restore(backend, saved)
         self.step(backend, 2)
