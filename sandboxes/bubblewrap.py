@@ -44,7 +44,11 @@ class Boxes:
 
     async def start(self, slot: int) -> ServerBox:
         """A box with its cgroup."""
-        cgroup = await asyncio.to_thread(make_cgroup, f"{id(self):x}-{slot}", self.options)
+        cgroup = None
+        if self.options.cgroups != "off":
+            cgroup = await asyncio.to_thread(make_cgroup, f"{id(self):x}-{slot}", self.options)
+        if cgroup is None and self.options.cgroups == "require":
+            raise config_error("bubblewrap", "no cgroup can be made", 'run as root, delegate one, or cgroups = "auto"')
         config = self._config(slot, cgroup)
         started: list[Process] = []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -23,6 +24,8 @@ class SandboxOptions(BaseModel):
     """Processes and threads."""
     cpu: float = Field(default=1.0, gt=0)
     """CPU cores (with cgroups)."""
+    cgroups: Literal["auto", "require", "off"] = "auto"
+    """bubblewrap: limit the whole box with a cgroup where one can be made; insist on it; or never."""
     disk_mb: int = Field(default=64, ge=1)
     """Size of the working directory; /tmp and /dev/shm have as much each."""
     inodes: int = Field(default=16_384, ge=256)

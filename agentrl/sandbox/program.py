@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import errno
+import gc
 import os
 import signal
 import stat
 import sys
+import threading
 import traceback
 import types
 from collections.abc import Callable
@@ -110,7 +113,7 @@ def _warm(argv: list[str]) -> Program | None:
 
 
 def _run(name: str, source: bytes, argv: list[str], folder: str) -> int:
-    """Run `source` as __main__, told apart from a fresh interpreter only by its speed."""
+    """Run `source` as __main__, told apart from a fresh interpreter by little but its speed."""
     for module in [known for known in sys.modules if known.split(".")[0] == "agentrl"]:
         del sys.modules[module]
     main = types.ModuleType("__main__")
@@ -121,15 +124,39 @@ def _run(name: str, source: bytes, argv: list[str], folder: str) -> int:
     sys.argv = argv
     sys.orig_argv = [sys.executable, *argv]
     sys.path.insert(0, folder)
+    code = 0
     try:
         exec(compile(source, name, "exec", dont_inherit=True), main.__dict__)
-    except SystemExit:
-        raise
+    except SystemExit as error:
+        code = _exit_code(error.code)
     except BaseException as error:
+        code = 130 if isinstance(error, KeyboardInterrupt) else 1
         trace = error.__traceback__.tb_next if error.__traceback__ else None
         if sys.excepthook is sys.__excepthook__:
             traceback.print_exception(type(error), error, trace)
         else:
             sys.excepthook(type(error), error.with_traceback(trace), trace)
-        return 130 if isinstance(error, KeyboardInterrupt) else 1
-    return 0
+    os._exit(_finish(main.__dict__) or code)
+
+
+def _exit_code(code: object) -> int:
+    if code is None or isinstance(code, int):
+        return (code or 0) & 0xFF
+    print(code, file=sys.stderr)
+    return 1
+
+
+def _finish(names: dict[str, Any]) -> int:
+    """What an interpreter does when it ends, in its order, less the freeing of memory: that takes 10 ms of a fork."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    names.clear()
+    gc.collect()  # closes the files that the program forgot; the server's own objects are frozen
+    failed = 0
+    for stream in (sys.stdout, sys.__stdout__, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):
+            failed = 120
+    return failed

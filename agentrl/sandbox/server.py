@@ -126,7 +126,12 @@ def _answer(header: dict[str, Any], body: bytes, control: int, answers: int, con
     if not config.cgroup and ended.code != 0:
         last = ended.err.rstrip().rsplit(b"\n", 1)[-1]
         oom = last.startswith(b"MemoryError") or (ended.code == 137 and not (ended.timed_out or ended.truncated))
-    answer: dict[str, Any] = {"code": ended.code, "timed_out": ended.timed_out, "truncated": ended.truncated, "oom": oom}
+    answer: dict[str, Any] = {
+        "code": ended.code,
+        "timed_out": ended.timed_out,
+        "truncated": ended.truncated,
+        "oom": oom,
+    }
     answer.update(swept=ended.swept, out=len(ended.out), setup=ended.setup.decode("utf-8", "replace"))
     send(answers, answer, ended.out + ended.err)
     return None
