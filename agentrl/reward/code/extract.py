@@ -1,0 +1,141 @@
+"""Which part of a model's answer is the program.
+
+1. Reasoning does not count: everything up to the last `</think>`; a `<think>` that is never closed leaves no answer.
+2. Fenced blocks (``` or ~~~, any indentation; the last may be left open). The last one tagged as Python; where none is
+   tagged, the last untagged one that is a program. Other tags (text, bash, output, …) are never run.
+3. With an entry point, a block that defines it goes before later blocks that do not (a usage example, say).
+4. Without any fence: the whole answer, where it compiles and does something.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+from typing import NamedTuple
+
+PYTHON_TAGS = frozenset({"py", "py3", "python", "python3", "python2", "cpython", "pypy", "pypy3"})
+_FENCE = re.compile(r"^([ \t]*(?:>[ \t]?)*)(`{3,}|~{3,})[ \t]*(.*?)[ \t]*$")
+_THINK_END = re.compile(r"</think(?:ing)?>", re.IGNORECASE)
+_THINK_START = re.compile(r"<think(?:ing)?>", re.IGNORECASE)
+
+
+class Block(NamedTuple):
+    """A fenced block: the first word after the fence in lower case, and what it holds."""
+
+    tag: str
+    text: str
+
+
+def extract_code(answer: str, entry_point: str | None = None) -> str | None:
+    """The program in a model's answer; None where there is none."""
+    answer = final_part(answer.replace("\r\n", "\n").replace("\r", "\n").removeprefix("\ufeff"))
+    found = blocks(answer)
+    if not found and not any(_FENCE.match(line) for line in answer.split("\n")):
+        return answer.strip("\n") + "\n" if is_program(answer) else None
+    chosen = [b.text for b in found if b.tag in PYTHON_TAGS and b.text.strip()]
+    chosen = chosen or [b.text for b in found if not b.tag and is_program(b.text)]
+    if not chosen:
+        return None
+    if entry_point is not None:
+        name = entry_point.split(".")[0]
+        return next((text for text in reversed(chosen) if defines(text, name)), chosen[-1])
+    return chosen[-1]
+
+
+def final_part(answer: str) -> str:
+    """The answer without its reasoning."""
+    ends = list(_THINK_END.finditer(answer))
+    rest = answer[ends[-1].end() :] if ends else answer
+    opened = _THINK_START.search(rest)
+    return rest[: opened.start()] if opened and not _in_fence(rest, opened.start()) else rest
+
+
+def blocks(text: str) -> list[Block]:
+    """All fenced blocks, in order."""
+    lines = text.split("\n")
+    found: list[Block] = []
+    at = 0
+    while at < len(lines):
+        opening = _FENCE.match(lines[at])
+        if opening is None or (opening[2][0] == "`" and "`" in opening[3]):
+            at += 1
+            continue
+        block, at = _read_block(lines, at + 1, opening)
+        found.append(block)
+    return found
+
+
+def _read_block(lines: list[str], start: int, opening: re.Match[str]) -> tuple[Block, int]:
+    tag = opening[3].strip("{}. ").split()[0].strip("{}.,").lower() if opening[3].strip("{}. ") else ""
+    ends = [at for at in range(start, len(lines)) if _closes(lines[at], opening)]
+    # A docstring may hold fences of its own: the first end at which a Python block compiles is its end.
+    if tag in PYTHON_TAGS and len(ends) > 1:
+        for end in ends[:8]:
+            if end > ends[0] and any(_opens_python(line) for line in lines[ends[0] + 1 : end]):
+                break
+            if compiles(_dedent(lines[start:end], opening[1])):
+                return Block(tag, _dedent(lines[start:end], opening[1])), end + 1
+    end = ends[0] if ends else len(lines)
+    return Block(tag, _dedent(lines[start:end], opening[1])), end + 1
+
+
+def _closes(line: str, opening: re.Match[str]) -> bool:
+    closing = _FENCE.match(line)
+    return closing is not None and not closing[3] and closing[2].startswith(opening[2])
+
+
+def _opens_python(line: str) -> bool:
+    fence = _FENCE.match(line)
+    return fence is not None and fence[3].strip("{}. ").lower() in PYTHON_TAGS
+
+
+def _dedent(lines: list[str], prefix: str) -> str:
+    text = "\n".join(line.removeprefix(prefix) if prefix else line for line in lines)
+    return text.rstrip("\n") + "\n"
+
+
+def _in_fence(text: str, place: int) -> bool:
+    return sum(1 for line in text[:place].split("\n") if _FENCE.match(line)) % 2 == 1
+
+
+def parsed(text: str) -> ast.Module | None:
+    """The syntax tree; None where it is not Python (also for null bytes, and nesting too deep for the compiler)."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def compiles(text: str) -> bool:
+    """Whether it is Python."""
+    return parsed(text) is not None
+
+
+def is_program(text: str) -> bool:
+    """Whether it is Python that does something: `Sorry` and `42` compile too."""
+    tree = parsed(text)
+    return tree is not None and any(
+        not isinstance(statement, ast.Expr) or any(isinstance(node, ast.Call) for node in ast.walk(statement))
+        for statement in tree.body
+    )
+
+
+def defines(text: str, name: str) -> bool:
+    """Whether a function, class or variable of this name is made at the top level."""
+    tree = parsed(text)
+    return tree is not None and any(name in _names(statement) for statement in tree.body)
+
+
+def _names(statement: ast.stmt) -> set[str]:
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return {statement.name}
+    if isinstance(statement, ast.Assign):
+        return {target.id for target in statement.targets if isinstance(target, ast.Name)}
+    if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+        return {statement.target.id}
+    if isinstance(statement, ast.If | ast.Try):
+        return {name for inner in statement.body for name in _names(inner)}
+    return set()
