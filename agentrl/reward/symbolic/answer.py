@@ -119,7 +119,7 @@ def _special(text: str) -> Value | None:
 
 def _words(plain: str, text: str) -> Value | None:
     lowered = " ".join(plain.lower().split()).rstrip(".")
-    if lowered in NOT_AN_ANSWER:
+    if set(lowered.split()) & NOT_AN_ANSWER and lowered not in _PHRASES:
         raise Unreadable(f"{text!r} is no answer")
     if lowered in _PHRASES:
         phrase = _PHRASES[lowered]
@@ -195,10 +195,16 @@ def _item(tokens: list[Token]) -> Value:
     choices = (
         [(sign,) * len(signs) for sign in (1, -1)] if "mp" in signs else itertools.product((1, -1), repeat=len(signs))
     )
-    return Listing(tuple(_clause(tokens, tuple(choice)) for choice in choices))
+    values = tuple(_clause(tokens, tuple(choice)) for choice in choices)
+    if any(token.text == "ne" for token in tokens):  # `x \\ne \\pm 1` leaves out both
+        sets = [value for value in values if isinstance(value, RealSet)]
+        return RealSet(sympy.Intersection(*(value.set for value in sets)), sets[0].name if sets else "")
+    return Listing(values)
 
 
 def _clause(tokens: list[Token], signs: tuple[int, ...]) -> Value:
+    if (condition := _set_builder(tokens)) is not None:
+        return condition
     pieces, relations = _relations(tokens)
     if not relations:
         return _value(tokens, signs)
@@ -209,6 +215,20 @@ def _clause(tokens: list[Token], signs: tuple[int, ...]) -> Value:
     if set(relations) <= {"=", "~"}:
         return _equation(pieces, relations, signs)
     return _inequality(pieces, relations, signs)
+
+
+def _set_builder(tokens: list[Token]) -> Value | None:
+    """The solutions of the condition in `\\{x \\mid x > 2\\}`; None where it is no such set."""
+    texts = [token.text for token in tokens]
+    if len(tokens) < 6 or (texts[0], texts[-1]) != ("\\{", "\\}") or tokens[1].kind != "sym":
+        return None
+    bar = next((at for at in (2, 4) if texts[at] in {"|", ":"}), None)
+    if bar is None or (bar == 4 and texts[2:4] != ["in", "set:R"]):
+        return None
+    found = _answer(tokens[bar + 1 : -1])
+    if not isinstance(found, RealSet) or found.name != texts[1]:
+        raise Unreadable("a set whose condition is not understood")
+    return RealSet(found.set)
 
 
 def _relations(tokens: Sequence[Token]) -> tuple[list[list[Token]], list[str]]:
@@ -313,7 +333,7 @@ def _name(tokens: Sequence[Token]) -> str | None:
     if text.startswith(("e=", "i=")) or text in {"e", "i", "pi", "infty"}:
         return None
     words = r"(?:(?:angle|triangle|overline|vec|hat|m)\{?)?"
-    pattern = rf"{words}{letters}{index}\}}?(?:\((?:-?[\w]|\d+)(?:,-?(?:\w|\d+))*\))?|\|{letters}\|"
+    pattern = rf"\(\w(?:,\w)+\)|{words}{letters}{index}\}}?(?:\((?:-?[\w]|\d+)(?:,-?(?:\w|\d+))*\))?|\|{letters}\|"
     return text if re.fullmatch(pattern, text) else None
 
 
@@ -345,6 +365,8 @@ def _value(tokens: list[Token], signs: tuple[int, ...]) -> Value:
     if parser.at != len(parser.tokens):
         raise Unreadable(f"{parser.here.text!r} after the value")
     if isinstance(value, Scalar):
+        if unit == "remark" and value.expr.free_symbols:
+            raise Unreadable("words after a formula")
         expr = value.expr * scale
         if expr.has(sympy.nan, sympy.zoo):
             raise Unreadable("what has no value")

@@ -61,10 +61,14 @@ def _plain(text: str) -> str:
         text = text.replace(char, latex)
     text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", lambda m: "^{" + m[0].translate(_POWERS) + "}", text)
     text = re.sub("[₀₁₂₃₄₅₆₇₈₉]+", lambda m: "_{" + m[0].translate(_INDICES) + "}", text)
+    text = re.sub(r"\{([^{}]*)\\over(?![a-z])([^{}]*)\}", r"\\frac{\1}{\2}", text)
+    text = re.sub(r"\{([^{}]*)\\choose(?![a-z])([^{}]*)\}", r"\\binom{\1}{\2}", text)
+    text = re.sub(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)", r"\\times ", text)
     text = text.replace(r"\(", " ").replace(r"\)", " ").replace(r"\[", " ").replace(r"\]", " ")
     # A negative or thin space after a digit's comma is how LaTeX sets thousands; so are thin spaces between groups.
     text = re.sub(r"(?<=\d),\s*\\!\s*(?=\d)", "{,}", text)
     text = re.sub(r"(?<=\d)\\!\s*,\s*\\!?\s*(?=\d)", "{,}", text)
+    text = re.sub(r"(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d/])", lambda m: m[0].replace(" ", "{,}"), text)
     text = re.sub(r"(?<=\d)\\,\s*(?=\d{3}(?!\d))", "{,}", text)
     return re.sub(r"(?<=\d)\{,\\?[!,]?\}(?=\d)", "{,}", text)
 
@@ -73,6 +77,7 @@ class _Lexer:
     def __init__(self, text: str, grouped: bool, *, prose: bool = False) -> None:
         self.text, self.grouped, self.prose = text, grouped, prose
         self.at, self.depth = 0, 0
+        self.units = False
         self.spaced = False
         self.tokens: list[Token] = []
 
@@ -144,7 +149,7 @@ class _Lexer:
             self._put("op", "\\\\")
         elif name in {"or", "and", "not"}:
             self._put("word", name)
-        elif (len(name) == 1 and not name.isalpha()) or name in {"$", "#", "&"}:
+        elif (len(name) == 1 and not name.isalpha()) or name in {"$", "#", "&", "£", "€"}:
             self._put("op", name)
         elif name in {"e", "i"} and found[1] != name:
             self._put("sym", name)
@@ -157,16 +162,10 @@ class _Lexer:
         content = self._group()
         inner = _Lexer(content, self.grouped, prose=True)
         inner.depth = self.depth
-        letter = content.strip()
-        if (
-            len(letter) == 1
-            and letter.isalpha()
-            and letter not in "eix"
-            and self.tokens
-            and self.tokens[-1].kind == "num"
-        ):
-            self._put("word", letter)  # `5\text{ m}`: a unit, where `5m` is a product
-            return
+        # `5\text{ m}` is a unit, where `5m` is a product.
+        inner.units = (
+            bool(self.tokens) and self.tokens[-1].kind == "num" and content.strip() not in {"e", "i", "x", "d"}
+        )
         found = inner.run()
         if found:
             found[0] = found[0]._replace(spaced=True)
@@ -207,7 +206,7 @@ class _Lexer:
             self._put("cmd", CONSTANTS.get(lower, lower))
         elif run in GREEK:
             self._put("cmd", run)
-        elif lower in LINKS | SCALES.keys() or self._is_word(run, lower, after_number):
+        elif (self.units and len(run) == 1) or lower in LINKS | SCALES.keys() or self._is_word(run, lower, after_number):
             self._put("word", run)
         elif (split := re.fullmatch(r"(sqrt|ln|sin|cos|tan|log|exp)([a-z])", run)) is not None:
             self._put("cmd", split[1])
@@ -237,7 +236,9 @@ class _Lexer:
             self._put(kind, text)
             return
         self.at += 1
-        if char in "()[]":
+        if char == "." and self.prose and self.tokens and self.tokens[-1].kind == "word":
+            self.spaced = True  # an abbreviation's
+        elif char in "()[]":
             self._bracket(char)
         elif char in "+-*/^_{}|,;:=<>!%'&$€£":
             self._put("op", char)

@@ -16,7 +16,7 @@ def split_unit(tokens: list[Token]) -> tuple[list[Token], str, int]:
         tokens, _, scale = split_unit(tokens[:start] + tokens[start + 1 :])
         return tokens, {"$": "$"}.get(tokens[start].text, "$"), scale
     end = len(tokens)
-    while end > 0 and _insplit_unit(tokens, end):
+    while end > 0 and _in_unit(tokens, end):
         end -= 1
     words = [token.text.lower() for token in tokens[end:]]
     tokens = tokens[:end]
@@ -31,7 +31,7 @@ def split_unit(tokens: list[Token]) -> tuple[list[Token], str, int]:
         return _degrees(tokens, scale)
     if set(words) & NOT_A_REMARK - {"per", "of", "squared", "cubed"}:
         raise Unreadable(f"the words {' '.join(words)!r} after a number")
-    names = [UNITS.get(word, word) for word in words]
+    names = _canonical(words)
     if words[:2] == ["per", "cent"]:
         names = ["percent"]
     if not any(word in UNITS for word in words):
@@ -39,7 +39,20 @@ def split_unit(tokens: list[Token]) -> tuple[list[Token], str, int]:
     return tokens, "percent" if names[0] == "percent" else " ".join(names), scale
 
 
-def _insplit_unit(tokens: Sequence[Token], end: int) -> bool:
+def _canonical(words: list[str]) -> list[str]:
+    """`square feet`, `sq ft` and `ft^2` are one unit; `miles per hour` is `mi/h`."""
+    names = [UNITS.get(word, {"per": "/"}.get(word, word)) for word in words if word not in {"{", "}", "*"}]
+    for word, power in (("square", "2"), ("square unit", "2"), ("cubic", "3")):
+        while word in names[:-1]:
+            at = names.index(word)
+            names[at : at + 2] = [names[at + 1], "^", power]
+    for word, power in (("squared", "2"), ("cubed", "3")):
+        names = [part for name in names for part in (["^", power] if name == word else [name])]
+    known = {"mi / h": ["mph"], "km / h": ["kph"]}
+    return known.get(" ".join(names), names)
+
+
+def _in_unit(tokens: Sequence[Token], end: int) -> bool:
     token = tokens[end - 1]
     if token.kind == "word":
         return True

@@ -100,7 +100,7 @@ SHORT_TEXT = _set(
 
 NOT_AN_ANSWER = _set(
     """
-    n/a na nan null unknown tbd todo undefined_reference see proof omitted missing image
+    n/a na nan null unknown tbd todo see proof omitted missing image figure diagram
     """
 )
 
@@ -217,6 +217,8 @@ SAME = {
     "%": "%",
     "prime": "'",
     "lnot": "not",
+    "pounds": "£",
+    "euro": "€",
     "thickapprox": "approx",
 }
 
