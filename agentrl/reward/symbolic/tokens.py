@@ -206,7 +206,9 @@ class _Lexer:
             self._put("cmd", CONSTANTS.get(lower, lower))
         elif run in GREEK:
             self._put("cmd", run)
-        elif (self.units and len(run) == 1) or lower in LINKS | SCALES.keys() or self._is_word(run, lower, after_number):
+        elif (
+            (self.units and len(run) == 1) or lower in LINKS | SCALES.keys() or self._is_word(run, lower, after_number)
+        ):
             self._put("word", run)
         elif (split := re.fullmatch(r"(sqrt|ln|sin|cos|tan|log|exp)([a-z])", run)) is not None:
             self._put("cmd", split[1])
