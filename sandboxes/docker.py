@@ -29,7 +29,7 @@ from agentrl.sandbox.rootfs import build_rootfs
 LABEL = "agentrl.owner"
 REPOSITORY = "agentrl-box"
 WRITABLE = ("/work", "/tmp", "/dev/shm")
-CAPABILITIES = ["SETUID", "SETGID", "KILL", "CHOWN", "DAC_OVERRIDE", "FOWNER", "SYS_RESOURCE"]
+CAPABILITIES = ["SETUID", "SETGID", "KILL", "CHOWN", "DAC_OVERRIDE", "FOWNER"]
 """What the fork server needs to start programs as another user, kill them and clean up; no program keeps any."""
 UID = 1_000_000
 API_SECONDS = 60
@@ -97,7 +97,6 @@ class Boxes:
             memswap_limit=memory,
             pids_limit=options.pids + 2,
             nano_cpus=int(options.cpu * 1e9),
-            oom_score_adj=-900,
             ipc_mode="private",
             init=True,
             stdin_open=True,

@@ -109,7 +109,9 @@ def _warm(argv: list[str]) -> Program | None:
             source = file.read()
     except OSError:
         return None
-    return lambda: _run(argv[1], source, argv[1:], os.path.dirname(os.path.realpath(argv[1])))
+    return lambda: _run(
+        os.path.join(os.getcwd(), argv[1]), source, argv[1:], os.path.dirname(os.path.realpath(argv[1]))
+    )
 
 
 def _run(name: str, source: bytes, argv: list[str], folder: str) -> int:

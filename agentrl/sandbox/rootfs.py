@@ -55,16 +55,16 @@ def build_rootfs(packages: Sequence[str] = (), *, cache: Path | None = None) -> 
     chosen = _with_requirements(packages)
     key = _key(busybox, chosen)
     home = (cache or _cache()) / "rootfs"
-    folder = home / key
-    if (folder / ".complete").exists():
+    folder, complete = home / key, home / f"{key}.complete"
+    if complete.exists():
         return folder
     home.mkdir(parents=True, exist_ok=True)
     with (home / f"{key}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # several processes may want it at once; released when the file closes
-        if not (folder / ".complete").exists():
+        if not complete.exists():
             shutil.rmtree(folder, ignore_errors=True)
             _fill(folder, busybox, chosen)
-            (folder / ".complete").touch()
+            complete.touch()
     return folder
 
 

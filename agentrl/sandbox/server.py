@@ -53,12 +53,14 @@ def main(control: int, answers: int, config: Config) -> int:
     if config.namespace and os.getpid() > 100:
         raise RuntimeError(f"process {os.getpid()} is not in a namespace of its own: it would kill its host")
     confine.become_reaper()
+    confine.spare_from_oom()
     for folder in config.writable if config.mounts else ():
         os.makedirs(folder, exist_ok=True)
         confine.mount_tmpfs(folder, config.disk, config.inodes, _owner(config))
     if not config.mounts:
         for folder in config.writable:
             _own(folder, config)
+    config = config._replace(env={"PATH": os.environ.get("PATH", os.defpath), **config.env})
     os.environ.clear()
     os.environ.update(config.env)
     for name in WARM.split():

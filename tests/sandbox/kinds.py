@@ -1,0 +1,71 @@
+"""The kinds of box that this machine offers to tests, and the traces that they must not leave."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.sandbox import SandboxOptions, open_sandbox
+from agentrl.sandbox.owner import owner_label
+from agentrl.sandbox.pool import Pool
+
+needs_bwrap = pytest.mark.skipif(
+    shutil.which("bwrap") is None or shutil.which("busybox") is None,
+    reason="needs bubblewrap and busybox: apt-get install bubblewrap busybox-static",
+)
+needs_docker = pytest.mark.skipif(
+    "DOCKER_HOST" not in os.environ, reason="needs an engine at DOCKER_HOST: .ci/docker.sh"
+)
+BUBBLEWRAP = pytest.param("bubblewrap", marks=needs_bwrap)
+DOCKER = pytest.param("docker", marks=[pytest.mark.docker, needs_docker])
+BOUNDARIES = [BUBBLEWRAP, DOCKER]
+
+
+def pool_of(kind: str, **settings: Any) -> Pool:
+    """A pool of two slots of `kind`."""
+    return open_sandbox(SandboxOptions.model_validate({"kind": kind, "slots": 2, **settings}))
+
+
+def containers(label: str | None = None) -> list[str]:
+    """Ids of the containers that carry our label, of this process where none is given."""
+    import docker
+
+    client = docker.from_env()
+    try:
+        label = f"agentrl.owner={owner_label() if label is None else label}"
+        return [c.short_id for c in client.containers.list(all=True, filters={"label": label}, ignore_removed=True)]
+    finally:
+        client.close()
+
+
+def traces() -> dict[str, list[str]]:
+    """What a box of this process could leave: cgroups, folders, mounts, processes, containers."""
+    me = owner_label()
+    cgroups = [str(p) for p in Path("/sys/fs/cgroup").glob("*/agentrl.*") if me in p.name]
+    folders = [str(p) for p in Path("/tmp").glob(f"agentrl-boxes-*/{me}-*")]
+    mounts = [line for line in Path("/proc/mounts").read_text().splitlines() if "agentrl-boxes" in line]
+    uids = range(1_000_000 + os.getpid() * 256, 1_000_000 + os.getpid() * 256 + 256)
+    processes = [p.name for p in Path("/proc").iterdir() if p.name.isdigit() and _uid(p) in uids]
+    found = {"cgroups": cgroups, "folders": folders, "mounts": mounts, "processes": processes}
+    return found | ({"containers": containers()} if "DOCKER_HOST" in os.environ else {})
+
+
+@contextmanager
+def nothing_left() -> Iterator[None]:
+    """Fails when a box of this process left something."""
+    yield
+    left = {kind: names for kind, names in traces().items() if names}
+    assert not left, f"left behind: {left}"
+
+
+def _uid(folder: Path) -> int:
+    try:
+        return folder.stat().st_uid
+    except OSError:
+        return -1
