@@ -28,13 +28,15 @@ HOLD_SECONDS = 20.0
 class Batch(NamedTuple):
     """What one trainer step trains on. `cursor` goes into the checkpoint's manifest unread.
 
-    With `learn=False` the step is asked for again after the held-out loss of these groups was reported.
+    With `learn=False` the step is asked for again after the held-out loss of these groups was reported. `bodies` are
+    the groups as `encode_group(group, messages=False)` gives them, where they are at hand.
     """
 
     take: int
     groups: Sequence[Group]
     cursor: Mapping[str, Any]
     learn: bool = True
+    bodies: Sequence[bytes] | None = None
 
 
 class RunIsOver(AgentRLError):
@@ -139,7 +141,8 @@ class FeedServer:
         self._incarnation = 0
         self._step = -1
         self._batch: Batch | None = None
-        self._bytes: dict[int, bytes] = {}
+        self._bytes: Mapping[int, bytes] = {}
+        self._manifest: Mapping[str, Any] = {}
         self._over: str | None = None
         self._taking = asyncio.Lock()
         self._runner: web.AppRunner | None = None
@@ -217,10 +220,12 @@ class FeedServer:
                     return _json(410, {"reason": str(over)})
                 if batch is None:
                     return web.Response(status=204)
-                # Bytes first: a batch that cannot be encoded must not be remembered as handed out.
-                self._bytes = {group.id: encode_group(group, messages=False) for group in batch.groups}
-                self._step, self._batch = wanted.step, batch
-            return _json(200, manifest(self._batch, wanted.step, version))
+                # Bytes first: a batch that cannot be encoded must not be remembered as handed out. In a thread: a large
+                # batch takes longer than a waiting episode should.
+                told = await asyncio.to_thread(manifest, batch, wanted.step, version)
+                self._bytes = await asyncio.to_thread(_bodies, batch)
+                self._step, self._batch, self._manifest = wanted.step, batch, told
+            return _json(200, self._manifest)
 
     async def _measured(self, report: StepMetrics) -> None:
         await self._events.metrics(report)
@@ -257,6 +262,11 @@ def manifest(batch: Batch, step: int, version: Version) -> dict[str, Any]:
         "learn": batch.learn,
         "groups": [_group_entry(group) for group in batch.groups],
     }
+
+
+def _bodies(batch: Batch) -> dict[int, bytes]:
+    bodies = batch.bodies or [encode_group(group, messages=False) for group in batch.groups]
+    return {group.id: body for group, body in zip(batch.groups, bodies, strict=True)}
 
 
 def _group_entry(group: Group) -> dict[str, Any]:

@@ -245,7 +245,8 @@ class _Run:
             return None
         take = await self._runner.take(step, version, wait)
         if take is not None:
-            return Batch(take.id, take.groups, take.cursor)
+            groups = await asyncio.to_thread(lambda: take.groups)  # decoded there, so that the event loop goes on
+            return Batch(take.id, groups, take.cursor, bodies=take.bodies)
         if self._runner.over:
             raise RunIsOver(f"all rows were played for {self._config.rollout.epochs} epochs")
         return None

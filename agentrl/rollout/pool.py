@@ -42,10 +42,6 @@ class Take:
         """The groups; decoded once, about 2 ms for one of 16k tokens."""
         return tuple(decode_group(body) for body in self.bodies)
 
-    def decode(self) -> None:
-        """Decode the groups now, in this thread."""
-        _ = self.groups
-
 
 class Pool:
     """One file, one writer.
@@ -63,6 +59,7 @@ class Pool:
         self._executor = executor
         self._queue: list[tuple[Stored, asyncio.Future[bool]]] = []
         self._flush: asyncio.Task[None] | None = None
+        self._encoding: set[asyncio.Future[Stored]] = set()
 
     @classmethod
     async def open(cls, path: Path) -> Pool:
@@ -100,7 +97,10 @@ class Pool:
 
     async def put(self, group: Group) -> bool:
         """Store a finished group durably; False where it holds tokens of abandoned weights and is to be asked again."""
-        stored = await asyncio.to_thread(_stored, group)
+        encoding = asyncio.ensure_future(asyncio.to_thread(_stored, group))
+        self._encoding.add(encoding)
+        encoding.add_done_callback(self._encoding.discard)
+        stored = await encoding
         done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._queue.append((stored, done))
         if self._flush is None:
@@ -147,6 +147,9 @@ class Pool:
         """Groups that finish while one is being written share the next transaction: a durable write costs a disk's
         latency, whatever it holds."""
         while self._queue:
+            if self._encoding:  # about a millisecond each, a durable write costs several
+                await asyncio.wait(set(self._encoding))
+                await asyncio.sleep(0)  # those come into the queue first
             batch, self._queue = self._queue, []
             try:
                 stored = await self._call(self._ledger.put, [group for group, _ in batch])

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from agentrl.errors import RunError
+from agentrl.rollout.books import Books
 from agentrl.rollout.gate import Gate, Stage
 from agentrl.rollout.group import RunningGroup, cancel_all, play_group
 from agentrl.rollout.health import Health
@@ -32,8 +32,6 @@ from agentrl.rollout.schedule import Schedule, episode_seed, fingerprint
 from agentrl.rollout.session import MakeAgent, MakeEnv, OpenSession
 from agentrl.types import Group, Row, Stop, Version
 
-T = TypeVar("T")
-
 OnGroup = Callable[[Group, str], None]
 """Told of every finished group and its fate: "pooled", "filtered", "given_up", "abandoned"."""
 
@@ -41,7 +39,7 @@ _LOOK_EVERY = 5.0
 
 
 class Runner:
-    """One data set, one environment, one pool. All books (gate, pool, waiting rows) are changed under one lock."""
+    """One data set, one environment, one pool. The books (gate, pool, waiting rows) are changed under one lock."""
 
     def __init__(
         self,
@@ -77,12 +75,11 @@ class Runner:
         self._fresh = 0
         self._running: dict[int, RunningGroup] = {}
         self._groups: set[asyncio.Task[Any]] = set()
-        self._books: set[asyncio.Task[Any]] = set()
-        self._lock = asyncio.Lock()
+        self._taken: dict[int, int] = {}
+        """Groups with the trainer, and the version they were taken for."""
         self._changed = asyncio.Event()
         self._more = asyncio.Event()
-        self._failure: RunError | None = None
-        self._failed = asyncio.Event()
+        self._books = Books(self._announce)
 
     # --- the conductor's calls
 
@@ -92,7 +89,7 @@ class Runner:
         The engines must serve `version` before the first new episode. Groups that run go on; those which turn out to
         hold tokens of abandoned weights are asked again.
         """
-        await self._book(self._start(version, cursor))
+        await self._books.alone(self._start(version, cursor))
 
     async def take(self, step: int, version: Version, wait: float) -> Take | None:
         """The batch of `step`, waiting up to `wait` seconds; the same again for the same step.
@@ -102,12 +99,11 @@ class Runner:
         loop = asyncio.get_running_loop()
         until = loop.time() + wait
         while True:
-            self._check()
+            self._books.check()
             self._changed.clear()
-            take = await self._book(self._take(step, version))
+            take = await self._books.alone(self._take(step, version))
             left = until - loop.time()
             if take is not None:
-                await asyncio.to_thread(take.decode)  # here, so that the event loop goes on
                 return take
             if left <= 0:
                 return None
@@ -119,7 +115,12 @@ class Runner:
 
     async def published(self, version: Version) -> None:
         """Every engine serves `version`: room is made for what it trained on, and with `drop` what is too old goes."""
-        await self._book(self._published(version))
+        if version.incarnation < self.version.incarnation:
+            return  # the last word of a trainer that is gone
+        # Room first: the engines idle until the next episode asks, and the ledger's durable write can follow.
+        self.version = version
+        self._left([position for position, number in self._taken.items() if number < version.number])
+        await self._books.alone(self._published(version))
 
     async def retain(self, cursor: Mapping[str, Any]) -> None:
         """Forget groups taken up to the oldest retained checkpoint, whose cursor this is."""
@@ -160,13 +161,13 @@ class Runner:
     async def run(self) -> None:
         """Play until cancelled. Raises RunError where nothing can be trained or nothing moves, with the cause."""
         loops = [asyncio.create_task(self._admit()), asyncio.create_task(self._watch())]
-        failed = asyncio.create_task(self._failed.wait())
+        failed = asyncio.create_task(self._books.failed.wait())
         try:
             await asyncio.wait([*loops, failed], return_when=asyncio.FIRST_COMPLETED)
             for task in loops:
                 if task.done():
-                    self._fail_by(task)
-            self._check()
+                    self._books.fail_by(task)
+            self._books.check()
         finally:
             failed.cancel()
             await cancel_all([*loops, failed, *self._groups], 3 * self.options.close_seconds + 10.0)
@@ -176,7 +177,7 @@ class Runner:
             await asyncio.sleep(self.health.pause)
             if not await self.gate.room(_LOOK_EVERY):
                 continue
-            async with self._lock:  # a resume changes what is to be asked next
+            async with self._books.shared():  # a resume changes what is to be asked next
                 asked = self._next() if self.gate.open else None
                 if asked is not None:
                     self._begin(asked)
@@ -213,7 +214,7 @@ class Runner:
         if not self._running:
             self.health.moved(loop.time())
         self._running[asked.position] = group
-        self._spawn(self._groups, self._live(group), f"group {asked.position}")
+        self._books.spawn(self._groups, self._live(group), f"group {asked.position}")
 
     async def _live(self, group: RunningGroup) -> None:
         outcomes = await play_group(
@@ -226,7 +227,7 @@ class Runner:
             on_episode=lambda: self.gate.episode_done(group.ask.position),
         )
         if outcomes is None:
-            await self._book(self._expire(group))
+            await self._books.share(self._expire(group))
             return
         self.health.saw(outcomes)
         for outcome in outcomes:
@@ -235,21 +236,24 @@ class Runner:
         whole = Group(
             group.ask.position, group.ask.attempt, group.place.epoch, self.env, tuple(o.episode for o in outcomes)
         )
-        await self._book(self._settle(whole))
+        await self._books.share(self._settle(whole))
 
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_EVERY)
             now = asyncio.get_running_loop().time()
             if self._running and self.health.stalled(now):
-                self._fail(self.health.stall(self.waits_for()))
+                self._books.fail(self.health.stall(self.waits_for()))
             useless = self.counts["given_up"] + self.counts["filtered"]
             if self.over and self.gate.live == 0 and useless and not self.counts["pooled"]:
-                self._fail(self.health.failure(f"every row was asked and no group can be trained: {dict(self.counts)}"))
+                self._books.fail(
+                    self.health.failure(f"every row was asked and no group can be trained: {dict(self.counts)}")
+                )
 
     # --- the books: each runs under the lock, to its end even where its caller is cancelled
 
     async def _start(self, version: Version, cursor: Mapping[str, Any] | None) -> None:
+        self.version = version
         await self.pool.resume(version, cursor, self._running)
         first = await self.pool.start(fingerprint(self.rows, self.seed, self.options.shuffle))
         self._schedule = Schedule(
@@ -262,33 +266,38 @@ class Runner:
             if asked.position < first:
                 await self.pool.give_up(asked.position, "the data changed")
         self._fresh = max(content.fresh, first)
-        self.version = version
+        self._taken = dict.fromkeys(content.taken, version.number - 1)
         self._announce()
 
     async def _take(self, step: int, version: Version) -> Take | None:
         change, take = await self.pool.take(step, version, self._rule())
-        for position in change.left:
-            self.gate.leave(position)
-            self.counts["untrained"] += 1
+        self.counts["untrained"] += len(change.left)
+        self._left(change.left)
         self._dropped(change.dropped, change.given_up)
         if take is not None and change.new:
             self.gate.taken(take.ids)
+            self._taken.update(dict.fromkeys(take.ids, version.number))
             self.counts["taken"] += len(take.ids)
         return take
 
     async def _published(self, version: Version) -> None:
         if version.incarnation < self.version.incarnation:
-            return  # the last word of a trainer that is gone
-        self.version = version
+            return  # a resume came in between
         change = await self.pool.published(version, self._rule())
-        for position in change.left:
-            self.gate.leave(position)
+        self._left([position for position in change.left if position in self._taken])
         self._dropped(change.dropped, change.given_up)
         if self.options.when_stale == "drop":
             for group in self._running.values():
                 if group.oldest is not None and group.oldest + self.options.staleness < version.number:
                     group.expire()
         self._announce()
+
+    def _left(self, positions: Sequence[int]) -> None:
+        for position in positions:
+            del self._taken[position]
+            self.gate.leave(position)
+        if positions:
+            self._announce()
 
     def _dropped(self, dropped: Sequence[Ask], given_up: Sequence[int]) -> None:
         for position in [*(asked.position for asked in dropped), *given_up]:
@@ -321,7 +330,7 @@ class Runner:
             self._on_group(group, fate)
         verdict = self.health.settled(fate, asyncio.get_running_loop().time())
         if verdict is not None:
-            self._fail(verdict)
+            self._books.fail(verdict)
         self._announce()
 
     async def _fate(self, group: Group) -> str:
@@ -353,39 +362,3 @@ class Runner:
     def _announce(self) -> None:
         self._changed.set()
         self._more.set()
-
-    # --- tasks and failures
-
-    async def _book(self, change: Coroutine[Any, Any, T]) -> T:
-        async def locked() -> T:
-            async with self._lock:
-                return await change
-
-        return await asyncio.shield(self._spawn(self._books, locked(), "the books of groups"))
-
-    def _spawn(self, among: set[asyncio.Task[Any]], work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        task = asyncio.create_task(work, name=name)
-        among.add(task)
-        task.add_done_callback(among.discard)
-        task.add_done_callback(self._fail_by)
-        return task
-
-    def _fail_by(self, task: asyncio.Task[Any]) -> None:
-        if task.cancelled() or (error := task.exception()) is None:
-            return
-        if isinstance(error, RunError):
-            self._fail(error)
-        else:
-            failure = RunError(f"{task.get_name()} broke: {type(error).__name__}: {error}")
-            failure.__cause__ = error
-            self._fail(failure)
-
-    def _fail(self, error: RunError) -> None:
-        if self._failure is None:
-            self._failure = error
-            self._failed.set()
-            self._announce()
-
-    def _check(self) -> None:
-        if self._failure is not None:
-            raise self._failure

@@ -1,14 +1,16 @@
 """Virtual time: an asyncio loop whose clock jumps to the next timer, so that hours of waiting run in milliseconds.
 
-Deterministic, and a deadlock (nothing ready, no timer) raises instead of hanging. For code that waits through asyncio
-alone: work for an executor is done at once, on the loop, and takes no virtual time; real sockets and threads have no
-place here.
+Deterministic whatever the machine is doing: work for an executor is done at once, on the loop, and takes no virtual
+time; the clock stands still while a thread that was started under the loop (a plain function of an environment) still
+works. A deadlock (nothing ready, no timer, no thread) raises instead of hanging. Real sockets have no place here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import selectors
+import threading
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from typing import Any, TypeVar
@@ -16,16 +18,24 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
+THREAD_SECONDS = 20.0
+"""Real seconds that a thread may take before the clock gives up on it."""
+
+
 class VirtualLoop(asyncio.SelectorEventLoop):
     """`loop.time()` starts at 0 and moves only when every task waits for it to."""
 
     def __init__(self) -> None:
         self._now = 0.0
-        super().__init__(_JumpingSelector(self._jump))
+        self._others = set(threading.enumerate())
+        super().__init__(_JumpingSelector(self._jump, self._working))
 
     def time(self) -> float:
         """Virtual seconds since the loop was made."""
         return self._now
+
+    def _working(self) -> bool:
+        return any(thread not in self._others for thread in threading.enumerate())
 
     def _jump(self, timeout: float | None) -> None:
         if timeout is None:
@@ -46,15 +56,28 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    def __init__(self, jump: Callable[[float | None], None]) -> None:
+    def __init__(self, jump: Callable[[float | None], None], working: Callable[[], bool]) -> None:
         super().__init__()
         self._jump = jump
+        self._working = working
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = super().select(0)
         if not ready and (timeout is None or timeout > 0):
+            ready = self._wait_for_threads()
+        if not ready and (timeout is None or timeout > 0):
             self._jump(timeout)
         return ready
+
+    def _wait_for_threads(self) -> list[tuple[selectors.SelectorKey, int]]:
+        until = time.monotonic() + THREAD_SECONDS
+        while self._working():
+            if ready := super().select(0.01):  # its `call_soon_threadsafe` wakes the loop
+                return ready
+            if time.monotonic() > until:
+                names = sorted(thread.name for thread in threading.enumerate())
+                raise RuntimeError(f"a thread has worked for {THREAD_SECONDS:.0f} real seconds: {names}")
+        return super().select(0)
 
 
 def run_virtual(main: Coroutine[Any, Any, T]) -> T:

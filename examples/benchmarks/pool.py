@@ -1,8 +1,8 @@
-"""How fast the durable pool is: put, take and fetch groups of 8 trajectories with 2,048 tokens, every change on disk.
+"""How fast the durable pool is: put and take groups of 8 trajectories with 2,048 tokens, every change on disk.
 
     python examples/benchmarks/pool.py --groups 400
 
-The last line is JSON: `groups_per_s` over put + take + fetch, `bytes_per_token` of the files on disk. `fsync_ms` is one
+The last line is JSON: `groups_per_s` over put + take, `bytes_per_token` of the files on disk. `fsync_ms` is one
 small durable write on the same disk, which bounds any such pool.
 """
 
@@ -79,8 +79,7 @@ async def measure(folder: Path, n: int) -> dict[str, float]:
         began = time.perf_counter()
         _, take = await pool.take(step, Version(1, 0), rule)
         assert take is not None
-        for position in take.ids:
-            await pool.group_bytes(take.id, position)
+        assert len(take.bodies) == BATCH  # what the feed serves
         took += time.perf_counter() - began
     await pool.close()
     done = n // BATCH * BATCH
