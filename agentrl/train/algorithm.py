@@ -164,11 +164,17 @@ class Algorithm:
             divergence = functional.kl(out.logprobs, batch.reference, batch.mask, options.kl_estimator)
             if options.kl_in == "loss":
                 loss = loss + options.kl_coef * (batch.weights * divergence).sum()
-            metrics |= {
-                "kl/reference": mean(functional.kl(out.logprobs, batch.reference, batch.mask, "k3"), batch.mask),
-                "kl/penalty": mean(options.kl_coef * divergence, batch.mask),
-            }
+            metrics |= reference_metrics(batch, out.logprobs, options.kl_coef * divergence.detach())
         return loss, metrics
+
+
+@torch.no_grad()
+def reference_metrics(batch: Batch, logprobs: Tensor, penalty: Tensor) -> dict[str, Mean | Largest]:
+    """How far the policy is from the reference, and what that costs."""
+    if batch.reference is None:
+        return {}
+    divergence = functional.kl(logprobs, batch.reference, batch.mask, "k3")
+    return {"kl/reference": mean(divergence, batch.mask), "kl/penalty": mean(penalty, batch.mask)}
 
 
 STALENESS_BINS = (0, 1, 2, 4, 8)

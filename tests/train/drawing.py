@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from agentrl.train import manifest
 from agentrl.types import (
     Context,
     Demonstration,
@@ -103,3 +104,31 @@ def random_group(
                 segments, at = [], 0
         episodes.append(episode(trajectories, turns, group=id, sample=sample))
     return Group(id, 0, 0, "test", tuple(episodes))
+
+
+def describe(groups: list[Group], version: int) -> manifest.Manifest:
+    """What the conductor would send."""
+    entries = [
+        {
+            "id": g.id,
+            "env": g.env,
+            "episodes": [
+                {
+                    "sample": e.sample,
+                    "scored": e.scored,
+                    "reward": e.reward,
+                    "stop": e.stop.value,
+                    "turns": [[t.index, t.trajectory, t.end, t.reward, t.agent] for t in e.turns],
+                    "trajectories": [
+                        {"length": len(t), "sampled": int(t.loss_mask.sum()), "abandoned": t.abandoned}
+                        for t in e.trajectories
+                    ],
+                }
+                for e in g.episodes
+            ],
+        }
+        for g in groups
+    ]
+    return manifest.parse(
+        {"take": 1, "step": version + 1, "version": str(Version(1, version)), "cursor": {}, "groups": entries}
+    )

@@ -26,7 +26,7 @@ from torch import Tensor  # noqa: E402
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config  # noqa: E402
 
 from agentrl.errors import AgentRLError  # noqa: E402
-from agentrl.train import algorithm, experience, manifest, persist  # noqa: E402
+from agentrl.train import algorithm, experience, persist  # noqa: E402
 from agentrl.train.algorithm import Algorithm, Metrics, Output  # noqa: E402
 from agentrl.train.batch import Batch, pack  # noqa: E402
 from agentrl.train.deepspeed import Backend  # noqa: E402
@@ -35,39 +35,11 @@ from agentrl.train.model import load_policy  # noqa: E402
 from agentrl.train.options import AlgorithmOptions, TrainerJob, TrainOptions  # noqa: E402
 from agentrl.train.plan import Item, make_plan  # noqa: E402
 from agentrl.train.state import State  # noqa: E402
-from agentrl.types import Group, Version  # noqa: E402
-from tests.train.drawing import draw, episode, random_group  # noqa: E402
+from agentrl.types import Group  # noqa: E402
+from tests.train.drawing import describe, draw, episode, random_group  # noqa: E402
 
 BUDGETS = {1: 1 << 20, 2: 90}
 """One rank packs everything in one pass; two ranks cut it finely, into passes of which the last are dummies."""
-
-
-def describe(groups: list[Group], version: int) -> manifest.Manifest:
-    """What the conductor would send."""
-    entries = [
-        {
-            "id": g.id,
-            "env": g.env,
-            "episodes": [
-                {
-                    "sample": e.sample,
-                    "scored": e.scored,
-                    "reward": e.reward,
-                    "stop": e.stop.value,
-                    "turns": [[t.index, t.trajectory, t.end, t.reward, t.agent] for t in e.turns],
-                    "trajectories": [
-                        {"length": len(t), "sampled": int(t.loss_mask.sum()), "abandoned": t.abandoned}
-                        for t in e.trajectories
-                    ],
-                }
-                for e in g.episodes
-            ],
-        }
-        for g in groups
-    ]
-    return manifest.parse(
-        {"take": 1, "step": version + 1, "version": str(Version(1, version)), "cursor": {}, "groups": entries}
-    )
 
 
 class Alone:
