@@ -113,6 +113,7 @@ class Boxes:
             raise SandboxLost(f"docker: attached over {type(raw).__name__}; expected a unix or plain TCP socket")
         copy = raw.dup()
         stream.close()
+        raw.close()
         return copy
 
     def config(self) -> Config:

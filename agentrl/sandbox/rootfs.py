@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, SandboxLost
 
 LEFT_OUT = shutil.ignore_patterns(
     "site-packages", "test", "tests", "idlelib", "turtledemo", "tkinter", "ensurepip", "lib2to3", "*.a", "config-3*"
@@ -49,7 +49,8 @@ ETC = {
 def build_rootfs(packages: Sequence[str] = (), *, cache: Path | None = None) -> Path:
     """The folder of the root file system, built where it is not there yet (2–12 s).
 
-    Raises ConfigError when busybox is missing or a package is not installed, with the remedy.
+    Raises ConfigError when busybox is missing or a package is not installed, with the remedy; SandboxLost when it
+    cannot be written.
     """
     busybox = _busybox()
     chosen = _with_requirements(packages)
@@ -63,8 +64,14 @@ def build_rootfs(packages: Sequence[str] = (), *, cache: Path | None = None) -> 
         fcntl.flock(lock, fcntl.LOCK_EX)  # several processes may want it at once; released when the file closes
         if not complete.exists():
             shutil.rmtree(folder, ignore_errors=True)
-            _fill(folder, busybox, chosen)
-            complete.touch()
+            try:
+                _fill(folder, busybox, chosen)
+                complete.touch()
+            except OSError as error:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise SandboxLost(
+                    f"cannot build a root file system in {home}: {error}; it takes 60 MB or more"
+                ) from error
     return folder
 
 

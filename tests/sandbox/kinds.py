@@ -44,16 +44,17 @@ def containers(label: str | None = None) -> list[str]:
         client.close()
 
 
-def traces() -> dict[str, list[str]]:
-    """What a box of this process could leave: cgroups, folders, mounts, processes, containers."""
-    me = owner_label()
+def traces(label: str | None = None) -> dict[str, list[str]]:
+    """What a box of an owner (of this process) could leave: cgroups, folders, mounts, processes, containers."""
+    me = label or owner_label()
     cgroups = [str(p) for p in Path("/sys/fs/cgroup").glob("*/agentrl.*") if me in p.name]
     folders = [str(p) for p in Path("/tmp").glob(f"agentrl-boxes-*/{me}-*")]
     mounts = [line for line in Path("/proc/mounts").read_text().splitlines() if "agentrl-boxes" in line]
-    uids = range(1_000_000 + os.getpid() * 256, 1_000_000 + os.getpid() * 256 + 256)
+    pid = int(me.split(".")[1])
+    uids = range(1_000_000 + pid * 256, 1_000_000 + pid * 256 + 256)
     processes = [p.name for p in Path("/proc").iterdir() if p.name.isdigit() and _uid(p) in uids]
     found = {"cgroups": cgroups, "folders": folders, "mounts": mounts, "processes": processes}
-    return found | ({"containers": containers()} if "DOCKER_HOST" in os.environ else {})
+    return found | ({"containers": containers(me)} if "DOCKER_HOST" in os.environ else {})
 
 
 @contextmanager

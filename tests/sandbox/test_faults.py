@@ -1,0 +1,177 @@
+"""Faults of the machine: each is an infrastructure fault with a name, and the work goes on after it."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from agentrl.sandbox import SandboxLost, SandboxOptions, open_sandbox
+from agentrl.sandbox.cgroup import reap_cgroups
+from agentrl.sandbox.owner import is_dead, owner_label, private_folder, reap_folders
+from agentrl.sandbox.rootfs import build_rootfs
+from tests.sandbox.kinds import BOUNDARIES, DOCKER, containers, needs_docker, nothing_left, pool_of, traces
+
+ROOT = Path(__file__).parent.parent.parent
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root")
+
+
+@pytest.mark.parametrize("kind", ["subprocess", *BOUNDARIES])
+async def test_a_killed_owner_leaves_nothing(kind: str) -> None:
+    owner = _owner(kind)
+    try:
+        assert owner.stdout is not None
+        assert await asyncio.to_thread(owner.stdout.readline) == "running\n"
+        label = owner_label(owner.pid)
+        assert not is_dead(label)
+        assert _sleepers(owner.pid)
+    finally:
+        owner.send_signal(signal.SIGKILL)
+        owner.wait()
+        owner.stdout.close()  # type: ignore[union-attr]
+    assert is_dead(label)
+    await _gone(lambda: not _sleepers(owner.pid))
+    if kind == "subprocess":
+        reap_folders()
+    else:
+        async with pool_of(kind) as pool, pool.box() as box:
+            assert (await box.exec(["true"])).ok
+    assert not {what: names for what, names in traces(label).items() if names and what != "processes"}
+
+
+def _owner(kind: str) -> subprocess.Popen[str]:
+    program = str(Path(__file__).with_name("owner_program.py"))
+    return subprocess.Popen([sys.executable, program, kind], stdout=subprocess.PIPE, text=True)
+
+
+def _sleepers(owner: int) -> list[str]:
+    """The processes that the owner's box runs: they sleep for a time that only this owner asks for."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        try:
+            if folder.name.isdigit() and (folder / "cmdline").read_bytes() == f"sleep\x004{owner}\x00".encode():
+                found.append(folder.name)
+        except OSError:
+            continue
+    return found
+
+
+async def _gone(done: object, seconds: float = 10.0) -> None:
+    until = time.monotonic() + seconds
+    while not done():  # type: ignore[operator]
+        assert time.monotonic() < until, f"not within {seconds} s"
+        await asyncio.sleep(0.05)
+
+
+def test_labels_tell_the_living_from_the_dead() -> None:
+    mine = owner_label()
+    assert not is_dead(mine)
+    space, pid, start = mine.split(".")
+    assert is_dead(f"{space}.{pid}.{int(start) - 1}")  # the id was used again
+    assert is_dead(f"{space}.4194303.1")
+    assert not is_dead(f"1.{pid}.1")  # of another pid namespace: nothing is known
+    assert not is_dead("nonsense")
+
+
+def test_only_folders_of_the_dead_are_reaped() -> None:
+    mine = private_folder()
+    dead = mine.with_name(f"{owner_label().rsplit('.', 1)[0]}.1-abc")
+    dead.mkdir()
+    assert reap_folders() == [dead.name]
+    assert mine.exists()
+    assert not dead.exists()
+    mine.rmdir()
+    assert reap_cgroups() == []
+
+
+@pytest.mark.parametrize("kind", BOUNDARIES)
+async def test_a_full_disk_in_the_box_is_the_programs_own(kind: str) -> None:
+    async with pool_of(kind, disk_mb=2) as pool, pool.box() as box:
+        with pytest.raises(OSError, match=r"No space|too large") as caught:
+            await box.write_file("big", bytes(3 << 20))
+        assert caught.value.errno in (errno.ENOSPC, errno.EFBIG)
+        done = await box.exec(["sh", "-c", "head -c 3000000 /dev/zero > big2; echo rc $?"])
+        assert done.stdout == b"rc 1\n"
+        assert (await box.exec(["true"])).ok
+
+
+@needs_root
+def test_a_full_disk_of_the_host_is_an_infrastructure_fault(tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", small], check=True)
+    try:
+        with pytest.raises(SandboxLost, match="No space left"):
+            build_rootfs(cache=small)
+        assert not list((small / "rootfs").glob("*/*"))
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
+@pytest.mark.parametrize("kind", [DOCKER])
+async def test_a_container_removed_from_outside(kind: str) -> None:
+    import docker
+
+    client = docker.from_env()
+    with nothing_left():
+        async with pool_of(kind) as pool:
+            async with pool.box() as box:
+                running = asyncio.create_task(box.exec(["sleep", "60"], timeout=90))
+                await asyncio.sleep(0.3)
+                client.containers.get(containers()[0]).remove(force=True)
+                with pytest.raises(SandboxLost, match="ended during 'sleep'"):
+                    await running
+            async with pool.box() as box:
+                assert (await box.exec(["echo", "ok"])).ok
+    client.close()
+
+
+@contextmanager
+def an_engine(home: Path) -> Iterator[Callable[[], str]]:
+    """A function that starts (again) an engine of our own in `home` and gives its address; stopped at the end."""
+    script = str(ROOT / ".ci" / "docker.sh")
+
+    def start() -> str:
+        (home / "pid").unlink(missing_ok=True)
+        done = subprocess.run(
+            ["bash", script, "start", str(home)], check=True, capture_output=True, text=True, timeout=120
+        )
+        return done.stdout.strip()
+
+    try:
+        yield start
+    finally:
+        subprocess.run(["bash", script, "stop", str(home)], check=True, timeout=120)
+    assert not home.exists()
+    assert str(home) not in Path("/proc/mounts").read_text()
+
+
+@needs_docker
+@pytest.mark.docker
+@pytest.mark.timeout(240)
+async def test_a_killed_engine(tmp_path: Path) -> None:
+    home = tmp_path / "d"
+    with an_engine(home) as start:
+        url = start()
+        async with open_sandbox(SandboxOptions(kind="docker", slots=1, docker_url=url)) as pool:
+            async with pool.box() as box:
+                running = asyncio.create_task(box.exec(["sleep", "60"], timeout=90))
+                await asyncio.sleep(0.5)
+                os.kill(int((home / "pid").read_text()), signal.SIGKILL)
+                with pytest.raises(SandboxLost, match="ended during 'sleep'"):
+                    await running
+            with pytest.raises(SandboxLost, match="is the engine up"):
+                async with pool.box():
+                    pass
+            start()
+            async with pool.box() as box:
+                assert (await box.exec(["echo", "back"])).stdout == b"back\n"
