@@ -1,0 +1,75 @@
+"""A run in which every published version is proved to have arrived: on the embedded engine, and on a real SGLang."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentrl.monitor.metrics import read_metrics
+from agentrl.testing.tiny import make_tiny_model
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN = """
+name = "r"
+model = "model"
+[env]
+path = "agentrl.envs.calculator:Calculator"
+[data]
+train_limit = 64
+[rollout]
+groups_per_step = 2
+samples = 4
+max_turns = 3
+max_tokens = 96
+filter_equal = false
+[eval]
+every = 0
+[train]
+steps = 7
+lr = 1e-3
+checkpoint_every = 1
+keep_checkpoints = 99
+"""
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        pytest.param("embedded", marks=[pytest.mark.slow, pytest.mark.timeout(300)]),
+        pytest.param("sglang", marks=[pytest.mark.sglang, pytest.mark.timeout(600)]),
+    ],
+)
+def test_every_published_version_is_what_the_trainer_made(engine: str, tmp_path: Path) -> None:
+    make_tiny_model(tmp_path / "model", layers=1, hidden=32, intermediate=32, max_length=256)
+    (tmp_path / "run.toml").write_text(RUN)
+    overrides = [f'engine.kind="{engine}"']
+    if engine == "sglang":
+        python = os.environ.get("AGENTRL_SGLANG_PYTHON")
+        if not python:
+            pytest.skip("set AGENTRL_SGLANG_PYTHON to an interpreter that has SGLang")
+        overrides.append(f'engine.python="{python}"')
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    train = [sys.executable, "-m", "agentrl.cli", "train", "run.toml", *overrides]
+    done = subprocess.run(train, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    proof = subprocess.run(
+        [sys.executable, str(ROOT / "examples/prove_publishes.py"), "runs/r", "--first", "model"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert proof.returncode == 0, proof.stdout + proof.stderr
+    verdict = json.loads(proof.stdout.splitlines()[-1])
+    assert verdict["wrong"] == []
+    published = [line for line in read_metrics(tmp_path / "runs/r/metrics.jsonl") if line["kind"] == "publish"]
+    assert len(published) >= 5
+    # The last versions sample nothing that is kept: the run is over when they are out.
+    assert len(verdict["proved"]) >= 5
+    assert verdict["trajectories_of_several_versions"] > 0
