@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from agentrl.endpoint.options import EndpointOptions
 from agentrl.engine.options import EngineOptions
@@ -86,6 +86,11 @@ class MonitorSection(_Section):
     """Nothing has moved for so long: say who waits for what. After twice that the run ends."""
     trainer_restarts: int = Field(3, ge=0)
     """How often a trainer that died is started again from the last checkpoint, without a new checkpoint in between."""
+    engine_restarts: int = Field(3, ge=0)
+    """How often one engine may be started again within a minute before the run ends."""
+    silent_seconds: float = Field(90.0, ge=10)
+    """A trainer rank or an engine that has not answered for so long, though its process lives, is ended and started
+    again. A paused engine answers."""
 
 
 class Common(_Section):
@@ -130,6 +135,22 @@ class RunConfig(Common):
             rollout = {**rollout, "groups_per_step": train["batch_groups"]}
         return {**given, "train": train, "rollout": rollout}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _equal_groups_may_teach(cls, given: Any) -> Any:
+        """Groups of equal rewards are filtered only where the algorithm learns from nothing but their differences."""
+        if not isinstance(given, dict):
+            return given
+        algorithm, rollout = given.get("algorithm", {}), given.get("rollout", {})
+        if not (isinstance(algorithm, dict) and isinstance(rollout, dict)) or "filter_equal" in rollout:
+            return given
+        try:
+            contrasts = AlgorithmOptions.model_validate(algorithm).contrasts
+        except ValidationError:
+            return given  # reported with its place when the section is read
+        own = ":" in str(algorithm.get("name", ""))
+        return given if contrasts or own else {**given, "rollout": {**rollout, "filter_equal": False}}
+
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
         if self.train.batch_groups != self.rollout.groups_per_step:
@@ -139,10 +160,7 @@ class RunConfig(Common):
             )
         if self.algorithm.name == "sft":
             raise ValueError("algorithm.name = 'sft' learns from conversations: start it with `agentrl sft`")
-        grouped = (
-            self.algorithm.baseline in ("group_std", "group_mean", "leave_one_out") and ":" not in self.algorithm.name
-        )
-        if grouped and self.rollout.samples == 1:
+        if self.algorithm.baseline != "none" and ":" not in self.algorithm.name and self.rollout.samples == 1:
             raise ValueError(
                 f"rollout.samples = 1 with the baseline {self.algorithm.baseline!r}: every advantage would be 0; "
                 "raise samples, or set algorithm.baseline = 'none'"

@@ -117,8 +117,7 @@ class Columns:
         sampled = self.mask & (trajectory.versions >= 0)
         self.staleness = np.where(sampled, version - trajectory.versions, 0)
         self.queued = np.where(sampled, version - newest_version(episode), 0)
-        values = np.array([credit.get(int(turn), 0.0) for turn in self.turns], np.float32)
-        self.credit = np.where(self.mask, values, np.float32(0))
+        self.credit = np.where(self.mask, _of_turns(self.turns, credit), np.float32(0))
         self.episodes = np.full(n, item.group * EPISODES + item.episode, np.int64)
         self.trajectories = np.full(n, item.trajectory, np.int32)
         self.groups = np.full(n, group.id, np.int64)
@@ -147,9 +146,16 @@ def train_mask(episode: Episode, place: int, turns: NDArray[np.int32], credit: M
         [np.full(len(s), _trains(s.source, credit is None), np.bool_) for s in trajectory.segments], dtype=np.bool_
     )
     if credit is not None:
-        mask &= np.isin(turns, list(credit))
+        mask &= _of_turns(turns, dict.fromkeys(credit, 1.0)) > 0
     mask[0] = False
     return mask
+
+
+def _of_turns(turns: NDArray[np.int32], values: Mapping[int, float]) -> NDArray[np.float32]:
+    """The value of each token's turn `[n]`; 0 where it has none."""
+    table = np.zeros(max(int(turns.max()), *values, 0) + 2, np.float32)
+    table[list(values)] = list(values.values())
+    return table[turns]  # the last place is that of turn -1
 
 
 def trained_tokens(episode: Episode, credit: Mapping[int, float] | None) -> int:

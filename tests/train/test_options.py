@@ -25,6 +25,17 @@ from agentrl.train.options import AlgorithmOptions, TrainerJob, TrainOptions, ch
         ({"name": "dr_grpo"}, "needs a length"),
         ({"behaviour": "off", "behaviour_cap": 2.0}, "behaviour_cap has no effect"),
         ({"clip": 0.2}, "clip"),
+        ({"behaviour_floor": 0.5}, "behaviour_floor has no effect with behaviour = 'truncate'"),
+        ({"behaviour": "off", "behaviour_level": "sequence"}, "behaviour_level has no effect"),
+        ({"kl_estimator": "k1"}, "kl_estimator has no effect with kl_coef = 0"),
+        ({"reference": "folder"}, "reference has no effect with kl_coef = 0"),
+        ({"gae_lambda": 0.9}, "gae_lambda has no effect with algorithm 'grpo', which has no critic"),
+        ({"discount": 0.9}, "discount has no effect with credit = 'episode'"),
+        ({"name": "ppo", "credit": "turn"}, "credit has no effect with a critic"),
+        ({"name": "ppo", "baseline": "group_std"}, "baseline has no effect with a critic"),
+        ({"name": "gspo", "dual_clip": 3.0}, "dual_clip has no effect with algorithm 'gspo'"),
+        ({"overlong_buffer": 3}, "overlong_buffer has no effect with overlong_tokens unset"),
+        ({"overlong_tokens": 5, "overlong_buffer": 6}, "longer than overlong_tokens"),
     ],
 )
 def test_algorithm_settings_without_effect_are_refused(given: dict[str, Any], says: str) -> None:
@@ -36,6 +47,20 @@ def test_presets_differ_from_the_defaults_and_give_way() -> None:
     assert AlgorithmOptions(name="dapo").clip_high == 0.28
     assert AlgorithmOptions(name="dapo", clip_high=0.3).clip_high == 0.3
     assert AlgorithmOptions(name="dr_grpo", fixed_length=64).baseline == "group_mean"
+    assert AlgorithmOptions(name="ppo").kl_estimator == "k1", "a preset's own settings need no effect"
+    assert AlgorithmOptions(name="ppo:PPO", gae_lambda=0.5, baseline="none").gae_lambda == 0.5
+
+
+def test_where_equal_rewards_teach_nothing() -> None:
+    assert [AlgorithmOptions(name=n).contrasts for n in ("grpo", "gspo", "ppo", "reinforce_pp", "sft")] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
+    assert not AlgorithmOptions(credit="turn").contrasts
+    assert not AlgorithmOptions(overlong_tokens=5).contrasts
 
 
 @pytest.mark.parametrize(
@@ -59,7 +84,9 @@ def test_an_own_algorithm_must_be_importable() -> None:
             check_algorithm(AlgorithmOptions(name=name))
 
 
-@pytest.mark.parametrize("given", [{"name": "sft"}, {"name": "dapo"}, {"behaviour": "off"}])
+@pytest.mark.parametrize(
+    "given", [{"name": "sft"}, {"name": "dapo"}, {"behaviour": "off"}, {"name": "ppo", "kl_coef": 0.2}]
+)
 def test_a_job_survives_its_file(tmp_path: Path, given: dict[str, Any]) -> None:
     job = TrainerJob(
         run="r",

@@ -1,0 +1,41 @@
+"""What the sections of a run's config settle between them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from agentrl.conductor.config import RunConfig
+
+
+def read(**sections: Any) -> RunConfig:
+    return RunConfig.model_validate({"name": "x", "model": "m", "env": {"path": "a:B"}, **sections})
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "filters"),
+    [
+        ({}, True),
+        ({"name": "gspo"}, True),
+        ({"name": "ppo"}, False),
+        ({"name": "reinforce_pp"}, False),
+        ({"credit": "turn"}, False),
+        ({"name": "my:Own"}, True),
+    ],
+)
+def test_equal_groups_are_filtered_where_they_teach_nothing(algorithm: dict[str, Any], filters: bool) -> None:
+    assert read(algorithm=algorithm).rollout.filter_equal is filters
+    assert read(algorithm=algorithm, rollout={"filter_equal": True}).rollout.filter_equal
+
+
+def test_one_sample_is_enough_with_a_critic() -> None:
+    assert read(algorithm={"name": "ppo"}, rollout={"samples": 1}).rollout.samples == 1
+    with pytest.raises(ValidationError, match="filter_equal"):
+        read(rollout={"samples": 1})
+
+
+def test_a_wrong_algorithm_is_reported_in_its_place() -> None:
+    with pytest.raises(ValidationError, match=r"algorithm\n.*did you mean 'grpo'"):
+        read(algorithm={"name": "grop"})
