@@ -87,7 +87,7 @@ def _final_answer(text: str) -> str | None:
     if not marks:
         return None
     rest = text[marks[-1].end() :].lstrip(" \t\r\n*_#:")
-    line = rest.splitlines()[0].strip() if rest else ""
+    line = re.split(r"[.!]\s+(?=[A-Z])", rest.splitlines()[0].strip())[0] if rest else ""
     box = last_box(line)
     return (box if box is not None else line.strip("*_` ")) or None
 

@@ -36,7 +36,7 @@ class MathOptions(BaseModel):
     """0 is exact. 0.01 lets a number without symbols differ from the gold by one percent of the larger."""
     lenient_percent: bool = False
     """Accept 35 for 35 %, and 35 % for 35."""
-    seconds: float = Field(5.0, gt=0, le=60)
+    seconds: float = Field(4.0, gt=0, le=60)
     """A comparison that takes longer is stopped, and the answer counts as wrong."""
 
 

@@ -1,6 +1,7 @@
 """A worker process: calls functions that it is named, one at a time (`python -m agentrl.reward.worker`).
 
-Protocol: JSON lines. In: `{"function", "args", "kwargs", "seconds"}`; out: `{"ok": result}` or `{"error", "kind"}`.
+Protocol: JSON lines. In: `{"function", "args", "kwargs", "seconds", "warm"}`;
+out: `{"ok": result}` or `{"error", "kind"}`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,12 @@ def main(memory_mb: int) -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     for line in sys.stdin:
         call = json.loads(line)
+        if call["warm"]:
+            # Imports what the function needs; whether that works, the call itself will say.
+            _answer({**call, "function": "agentrl.config:resolve_object", "args": [call["function"]], "kwargs": {}})
+            channel.write("{}\n")
+            channel.flush()
+            continue
         signal.setitimer(signal.ITIMER_REAL, call["seconds"] + GRACE)
         answer = _answer(call)
         signal.setitimer(signal.ITIMER_REAL, 0)

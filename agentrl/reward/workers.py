@@ -26,7 +26,7 @@ from agentrl.errors import ContractError, DeadlineExceeded, InfrastructureError
 Result = TypeVar("Result")
 
 START_SECONDS = 30.0
-"""For a new worker to import what it needs: its first call is given so much more."""
+"""For a new worker to start and import what it needs, before its first call's time begins."""
 
 
 class WorkerLost(InfrastructureError):
@@ -80,30 +80,33 @@ class WorkerPool:
 
     def call(self, function: str, *args: Any, seconds: float, **kwargs: Any) -> Any:
         """The function's result; DeadlineExceeded, WorkerLost, or CallFailed with what it raised."""
-        request = json.dumps({"function": function, "args": args, "kwargs": kwargs, "seconds": seconds}) + "\n"
+        request = {"function": function, "args": args, "kwargs": kwargs, "seconds": seconds, "warm": False}
+        line = json.dumps(request) + "\n"
         try:
             worker = self._places.get(timeout=self.queue_seconds)
         except queue.Empty:
             raise DeadlineExceeded(
                 f"no reward worker was free within {self.queue_seconds:g} s ({self.size} in all): use a larger pool"
             ) from None
-        new = worker is None
+        reply: bytes | None = b""
         try:
             if worker is None:
                 worker = self._start()
-            line = _exchange(worker, request.encode(), seconds + (START_SECONDS if new else 0.0))
+                warm = json.dumps({"function": function, "warm": True}) + "\n"
+                reply = _exchange(worker, warm.encode(), START_SECONDS)
+            reply = None if reply is None else _exchange(worker, line.encode(), seconds)
         except BaseException:
             # Also on KeyboardInterrupt: a worker whose reply was not read cannot be used again.
             if worker is not None:
                 self._kill(worker)
             self._places.put(None)
             raise
-        if line is None:
+        if reply is None:
             code = self._kill(worker)
             self._places.put(None)
             raise WorkerLost(f"the worker of {function} died (exit code {code})")
         self._places.put(worker)
-        answer = json.loads(line)
+        answer = json.loads(reply)
         if "ok" in answer:
             return answer["ok"]
         raise CallFailed(function, answer["kind"], answer["error"])

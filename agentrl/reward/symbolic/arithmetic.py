@@ -70,6 +70,12 @@ def factorial(value: Expr) -> Expr:
     return sympy.factorial(value)
 
 
+def binomial(above: Expr, below: Expr) -> Expr:
+    """The binomial coefficient, not worked out where it would be too long."""
+    large = above.is_Integer and below.is_Integer and abs(below.p) * abs(above.p).bit_length() > LARGEST_BITS
+    return sympy.binomial(above, below, evaluate=not large)
+
+
 def power(base: Expr, exponent: Expr) -> Expr:
     """`base ** exponent`, not worked out where the number would be too long."""
     if base == 0 and (exponent.is_nonpositive or exponent.has(sympy.oo)):

@@ -12,6 +12,7 @@ from agentrl.reward.symbolic.arithmetic import (
     MANY,
     SETS,
     SIMPLE,
+    binomial,
     combined,
     factorial,
     nonzero,
@@ -73,7 +74,10 @@ class Parser(Stream):
 
     def _braces(self) -> Value:
         self.take()
+        self.depth += DEEPEST // 5  # sets in sets are compared both ways: the work doubles with each
+        self._deeper()
         items = self._items("\\}")
+        self.depth -= DEEPEST // 5 + 1
         return Braces(items) if items else RealSet(sympy.S.EmptySet)
 
     def _items(self, *closing: str) -> tuple[Value, ...]:
@@ -285,7 +289,7 @@ class Parser(Stream):
             top = self.argument()
             return top / nonzero(self.argument())
         if name == "binom":
-            return sympy.binomial(self.argument(), self.argument())
+            return binomial(self.argument(), self.argument())
         if name in {"sqrt", "cbrt"}:
             return self._root(name)
         if name in {"lfloor", "lceil"}:
