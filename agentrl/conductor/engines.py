@@ -20,9 +20,10 @@ from agentrl.types import Version
 
 FENCED_SECONDS = 60.0
 """An engine that has served nothing for so long, while its process lives, is ended and started again."""
-RESTARTS = 3
-"""How often one engine may die within `CALM_SECONDS` of its last start before the run ends."""
 CALM_SECONDS = 60.0
+"""Restarts are counted over so long."""
+ASK_EVERY = 1.0
+ASK_SECONDS = 5.0
 UNPUBLISHED = Version(0, 0)
 """The label of a restarted server until the router has given it the current weights."""
 
@@ -30,8 +31,12 @@ UNPUBLISHED = Version(0, 0)
 class Fleet:
     """`router` speaks to all of them; `run` keeps them alive."""
 
-    def __init__(self, options: EngineOptions, model_dir: Path, desk: Desk) -> None:
+    def __init__(
+        self, options: EngineOptions, model_dir: Path, desk: Desk, *, restarts: int = 3, silent_seconds: float = 90.0
+    ) -> None:
         self._options = options
+        self._restarts = restarts
+        self._silent_seconds = silent_seconds
         self._model_dir = model_dir
         self._desk = desk
         self._servers: list[EngineServer] = []
@@ -39,6 +44,7 @@ class Fleet:
         self._starts: list[list[float]] = [[] for _ in range(options.count)]
         self._seated: set[str] = set()
         self._fenced_since: dict[str, float] = {}
+        self._heard: dict[str, float] = {}
         self._router: Router | None = None
         self.deaths = 0
 
@@ -71,12 +77,35 @@ class Fleet:
 
     async def run(self) -> None:
         """Watch them until cancelled; RunError where one cannot be kept alive."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._keep_alive())
+            group.create_task(self._listen())
+
+    async def _listen(self) -> None:
+        """Ask each for a sign of life: a stopped process keeps its connections, and nothing else would notice."""
+        while True:
+            await asyncio.gather(*(self._ask(server) for server in list(self._servers)))
+            await asyncio.sleep(ASK_EVERY)
+
+    async def _ask(self, server: EngineServer) -> None:
+        try:
+            await self._watcher(server.url).model_info()
+        except (EngineError, DeadlineExceeded):
+            return
+        self._heard[server.url] = time.monotonic()
+
+    def _watcher(self, url: str) -> EngineClient:
+        if url not in self._watchers:
+            self._watchers[url] = EngineClient(url, control_timeout=ASK_SECONDS)
+        return self._watchers[url]
+
+    async def _keep_alive(self) -> None:
         while True:
             await asyncio.sleep(0.5)
             for index, server in enumerate(self._servers):
                 code = server.child.poll()
-                if code is None and self._hangs(server.url):
-                    self._desk.note(f"{server.child.name} has served nothing for {FENCED_SECONDS:.0f} s: it is ended")
+                if code is None and (silence := self._hangs(server.url)):
+                    self._desk.note(f"{server.child.name} {silence}: it is ended")
                     server.child.kill()
                     code = await server.child.wait()
                 if code is not None:
@@ -97,11 +126,10 @@ class Fleet:
         """Each live engine's own counters; an engine that does not answer is left out."""
         found = []
         for server in self._servers:
-            if server.url not in self._watchers:
-                self._watchers[server.url] = EngineClient(server.url, control_timeout=1.0)
             try:
-                found.append(await self._watchers[server.url].counters())
-            except (EngineError, DeadlineExceeded):
+                async with asyncio.timeout(1.0):
+                    found.append(await self._watcher(server.url).counters())
+            except (EngineError, DeadlineExceeded, TimeoutError):
                 continue
         return found
 
@@ -117,7 +145,7 @@ class Fleet:
 
     async def stop(self) -> None:
         """End all of them."""
-        for client in self._watchers.values():
+        for client in list(self._watchers.values()):
             await client.close()
         if self._router is not None:
             await self._router.close()
@@ -126,11 +154,16 @@ class Fleet:
     def _log(self, index: int) -> Path:
         return self._desk.folder.logs / f"engine-{index}.log"
 
-    def _hangs(self, url: str) -> bool:
+    def _hangs(self, url: str) -> str:
+        """Why it is to be ended; empty while all is well."""
+        now = time.monotonic()
+        if now - self._heard.setdefault(url, now) > self._silent_seconds:
+            return f"has not answered for {self._silent_seconds:.0f} s"
         if url not in self.router.fenced:
             self._fenced_since.pop(url, None)
-            return False
-        return time.monotonic() - self._fenced_since.setdefault(url, time.monotonic()) > FENCED_SECONDS
+        elif now - self._fenced_since.setdefault(url, now) > FENCED_SECONDS:
+            return f"has served nothing for {FENCED_SECONDS:.0f} s"
+        return ""
 
     async def _restart(self, index: int, server: EngineServer, code: int) -> None:
         self.deaths += 1
@@ -139,11 +172,14 @@ class Fleet:
         self._desk.metrics.write("fault", {"what": f"engine {index}", "code": code, "error": text[:2000]})
         now = time.monotonic()
         starts = self._starts[index] = [at for at in self._starts[index] if now - at < CALM_SECONDS] + [now]
-        if len(starts) > RESTARTS:
+        if len(starts) > self._restarts:
             raise RunError(f"{text}\nit died {len(starts)} times within {CALM_SECONDS:.0f} s: see {self._log(index)}")
         self._desk.note(f"{text.partition(chr(10))[0]}; it is started again with the current weights")
         server.child.kill()
         self._fenced_since.pop(server.url, None)
+        self._heard.pop(server.url, None)
+        if (watcher := self._watchers.pop(server.url, None)) is not None:
+            await watcher.close()
         fresh = await asyncio.to_thread(
             start_engine, self._options, self._model_dir, UNPUBLISHED, self._log(index), index
         )

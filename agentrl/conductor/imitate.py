@@ -52,7 +52,13 @@ class _Imitation:
         self._feed = FeedServer(source, self)
         self._watchdog = Watchdog(config.monitor.stall_seconds, desk.note)
         self._supervisor = Supervisor(
-            desk, self._feed, self._job, self._begin, self._done, restarts=config.monitor.trainer_restarts
+            desk,
+            self._feed,
+            self._job,
+            self._begin,
+            self._done,
+            restarts=config.monitor.trainer_restarts,
+            silent_seconds=config.monitor.silent_seconds,
         )
         self._watchdog.probe(self._supervisor.waits)
 

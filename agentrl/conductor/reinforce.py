@@ -68,11 +68,23 @@ class _Run:
         self._url = ""
         self._step = 0
         self._weights = desk.folder.weights_folder(plan.model_bytes)
-        self._fleet = Fleet(config.engine, config.model, desk)
+        self._fleet = Fleet(
+            config.engine,
+            config.model,
+            desk,
+            restarts=config.monitor.engine_restarts,
+            silent_seconds=config.monitor.silent_seconds,
+        )
         self._feed = FeedServer(self, self)
         self._watchdog = Watchdog(config.monitor.stall_seconds, desk.note)
         self._supervisor = Supervisor(
-            desk, self._feed, self._job, self._begin, self._done, restarts=config.monitor.trainer_restarts
+            desk,
+            self._feed,
+            self._job,
+            self._begin,
+            self._done,
+            restarts=config.monitor.trainer_restarts,
+            silent_seconds=config.monitor.silent_seconds,
         )
         self._opened = asyncio.Event()
         self._opening: asyncio.Task[None] | None = None
@@ -152,6 +164,9 @@ class _Run:
         model = checkpoint.model if checkpoint else self._config.model.absolute()
         cursor = checkpoint.cursor if checkpoint else None
         self._step = checkpoint.step if checkpoint else 0
+        # With the lines of takes and steps this tells which step trained what, apart from the pool's own books.
+        taken = checkpoint.take if checkpoint else 0
+        self._desk.metrics.write("begin", {"step": self._step, "version": str(version), "take": taken})
         if self._opening is None:
             # Engines and trainer load side by side; until the engines serve, `take` has nothing to give.
             self._opening = asyncio.create_task(self._open(model, version, cursor))
@@ -245,6 +260,8 @@ class _Run:
             return None
         take = await self._runner.take(step, version, wait)
         if take is not None:
+            told = {"step": step, "version": str(version), "take": take.id, "groups": list(take.ids)}
+            self._desk.metrics.write("take", told)
             groups = await asyncio.to_thread(lambda: take.groups)  # decoded there, so that the event loop goes on
             return Batch(take.id, groups, take.cursor, bodies=take.bodies)
         if self._runner.over:

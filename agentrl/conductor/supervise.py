@@ -34,6 +34,7 @@ class Supervisor:
         done: Callable[[], bool],
         *,
         restarts: int,
+        silent_seconds: float = 90.0,
     ) -> None:
         self._desk = desk
         self._feed = feed
@@ -41,6 +42,7 @@ class Supervisor:
         self._begin = begin
         self._done = done
         self._restarts = restarts
+        self._silent_seconds = silent_seconds
         self._left = restarts
         self._cause: str | None = None
         self.group: TrainerGroup | None = None
@@ -56,7 +58,7 @@ class Supervisor:
             self._desk.log.error("%s", death.text)
             self._desk.metrics.write("fault", {"what": "trainer", "code": death.code, "error": death.text[:2000]})
             cause = _without_numbers(death.text.partition("\n")[0])
-            if self._left == 0 or cause == self._cause:
+            if self._left == 0 or (death.own and cause == self._cause):
                 raise RunError(f"{death.text}\n{self._remedy()}")
             self._left -= 1
             self._cause = cause
@@ -95,7 +97,9 @@ class Supervisor:
         await self._begin(Version(incarnation, checkpoint.number if checkpoint else 0), checkpoint)
         job = self._make_job(incarnation, checkpoint.path if checkpoint else None)
         folder = self._desk.folder
-        self.group = TrainerGroup(job, folder.job, folder.logs / "trainer.log", self._feed.token)
+        self.group = TrainerGroup(
+            job, folder.job, folder.logs / "trainer.log", self._feed.token, silent_seconds=self._silent_seconds
+        )
         try:
             death = await self.group.ended()
             if death is None and not self._done():

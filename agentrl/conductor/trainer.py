@@ -19,8 +19,6 @@ from agentrl.train.options import TrainerJob
 
 START_SECONDS = 300.0
 """Until the first heartbeat: torch, DeepSpeed and the model are loaded before it."""
-SILENT_SECONDS = 90.0
-"""Ranks beat every 5 s, also within a long step; one that is silent for so long is stopped or hangs."""
 
 
 class Heartbeat(NamedTuple):
@@ -33,18 +31,24 @@ class Heartbeat(NamedTuple):
 
 
 class Death(NamedTuple):
-    """How a child ended. `text` names it, its exit code, the first error and the end of its log."""
+    """How a child ended. `text` names it, its exit code, the first error and the end of its log.
+
+    `own` is false where it was killed from outside: that says nothing of whether it will happen again.
+    """
 
     code: int
     text: str
+    own: bool = True
 
 
 class TrainerGroup:
     """One start of the trainer: `ranks` processes under torchrun."""
 
-    def __init__(self, job: TrainerJob, path: Path, log: Path, token: str) -> None:
+    def __init__(self, job: TrainerJob, path: Path, log: Path, token: str, *, silent_seconds: float = 90.0) -> None:
+        """Ranks beat every 5 s, also within a long step; one that is silent for `silent_seconds` hangs."""
         write_atomically(path, job.model_dump_json(indent=1, exclude_unset=True))
         self.job = job
+        self._silent_seconds = silent_seconds
         self._log_start = log.stat().st_size if log.exists() else 0
         self._started = time.monotonic()
         self._beats: dict[int, Heartbeat] = {}
@@ -86,18 +90,19 @@ class TrainerGroup:
         while (code := self.child.poll()) is None:
             if silent := self._silent():
                 self.child.kill()
-                return Death(await self.child.wait(), f"{silent}; the group was killed")
+                return Death(await self.child.wait(), f"{silent}; the group was killed", own=False)
             await asyncio.sleep(0.1)
-        return None if code == 0 else Death(code, death(self.child, code, self._log_start))
+        # The guard reports a signal as 128 + its number.
+        return None if code == 0 else Death(code, death(self.child, code, self._log_start), own=code < 128)
 
     def _silent(self) -> str | None:
         now = time.monotonic()
         if not self._beats and now - self._started > START_SECONDS:
             return f"the trainer gave no sign of life within {START_SECONDS:.0f} s of its start"
         for rank, beat in self._beats.items():
-            if now - beat.heard > SILENT_SECONDS:
+            if now - beat.heard > self._silent_seconds:
                 where = f"{beat.phase!r} of step {beat.step}"
-                return f"trainer rank {rank} has been silent for {SILENT_SECONDS:.0f} s in {where}"
+                return f"trainer rank {rank} has been silent for {self._silent_seconds:.0f} s in {where}"
         return None
 
 

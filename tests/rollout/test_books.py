@@ -16,14 +16,14 @@ from agentrl.testing.clock import run_virtual
 def test_groups_end_side_by_side_and_a_take_sees_none_half_booked() -> None:
     story: list[str] = []
 
-    async def change(name: str) -> None:
+    async def change(name: str, seconds: float = 1.0) -> None:
         story.append(f"{name} begins")
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(seconds)
         story.append(f"{name} ends")
 
     async def body() -> None:
         books = Books(lambda: None)
-        early = [asyncio.create_task(books.share(change(name))) for name in ("a", "b")]
+        early = [asyncio.create_task(books.share(change(name, took))) for name, took in (("a", 1.0), ("b", 2.0))]
         await asyncio.sleep(0.5)
         take = asyncio.create_task(books.alone(change("take")))
         await asyncio.sleep(0.1)
