@@ -92,6 +92,7 @@ async def test_facade_in_e2b_style(kind: str) -> None:
 async def test_a_cancelled_program_leaves_nothing(kind: str) -> None:
     with nothing_left():
         async with pool_of(kind) as pool:
+            await pool.warm(1)
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.5), pool.box() as box:
                     await box.exec(["sleep", "50"], timeout=60)
