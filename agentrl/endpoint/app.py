@@ -11,7 +11,7 @@ GET  /v1/models                             the same two ways
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any, NamedTuple
 
@@ -38,6 +38,7 @@ from agentrl.errors import (
     RequestRefused,
 )
 
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Read = Callable[[Mapping[str, Any]], ChatRequest]
 Write = Callable[[Reply], dict[str, Any]]
 _BACKLOG = 8192
@@ -53,7 +54,7 @@ class Endpoint:
     await endpoint.start()                               # session.base_url and session.openai() work from here on
     await endpoint.stop()
     ```
-    ConfigError where the chat template cannot be continued exactly.
+    `calls` are being answered over HTTP. ConfigError where the chat template cannot be continued exactly.
     """
 
     def __init__(self, engine: Engine, template: ChatTemplate, options: EndpointOptions | None = None) -> None:
@@ -70,7 +71,7 @@ class Endpoint:
         auto = self.options.tool_format == "auto"
         self.tool_format = detect_format(template.source) if auto else Format(self.options.tool_format)
         self._sessions: dict[str, tuple[Session, Replays]] = {}
-        self._calls = 0
+        self.calls = 0
         self._runner: web.AppRunner | None = None
         self._client: AsyncOpenAI | None = None
         self._url = ""
@@ -103,6 +104,11 @@ class Endpoint:
             await known[1].close()
 
     @property
+    def open_sessions(self) -> int:
+        """Sessions that are not closed."""
+        return len(self._sessions)
+
+    @property
     def url(self) -> str:
         """`http://host:port`; ContractError before `start`."""
         if not self._url:
@@ -121,7 +127,7 @@ class Endpoint:
 
     async def start(self) -> str:
         """Serve over HTTP; returns `http://host:port`."""
-        app = web.Application(client_max_size=_MAX_BODY)
+        app = web.Application(client_max_size=_MAX_BODY, middlewares=[_in_form])
         for prefix in ("", "/s/{key}"):
             app.router.add_post(f"{prefix}/v1/chat/completions", self._chat)
             app.router.add_post(f"{prefix}/v1/completions", self._text)
@@ -170,10 +176,10 @@ class Endpoint:
         known = self._session_of(request)
         if known is None:
             return _no_session()
-        if self._calls >= self.options.max_calls:
-            return _busy(self._calls)
+        if self.calls >= self.options.max_calls:
+            return _busy(self.calls)
         session, replays = known
-        self._calls += 1
+        self.calls += 1
         try:
             raw = await request.read()
             asked = read(_body(raw))
@@ -195,7 +201,7 @@ class Endpoint:
         except RecursionError:
             return failure(Refused("the body is nested too deeply")).response()
         finally:
-            self._calls -= 1
+            self.calls -= 1
 
 
 async def _stream(request: web.Request, running: Streaming) -> web.StreamResponse:
@@ -214,6 +220,15 @@ async def _stream(request: web.Request, running: Streaming) -> web.StreamRespons
         await response.write(b"data: [DONE]\n\n")
     await response.write_eof()
     return response
+
+
+@web.middleware
+async def _in_form(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except web.HTTPClientError as error:  # no such path or method, a body that is too large
+        text = f"{request.method} {request.path}: {error.reason}"
+        return _failure(error.status, text, "invalid_request_error").response()
 
 
 def _event(body: object) -> bytes:

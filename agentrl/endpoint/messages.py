@@ -21,7 +21,7 @@ def canonical(message: object, at: int = 0) -> Message:
     if not isinstance(message, Mapping):
         raise ContractError(f"messages[{at}] is a {type(message).__name__}; expected an object with role and content")
     role = message.get("role")
-    if role not in ROLES:
+    if not isinstance(role, str) or role not in ROLES:
         raise ContractError(f"messages[{at}] has role {role!r}; expected one of {', '.join(sorted(ROLES))}")
     clean: Message = {"role": role, "content": flat_text(message.get("content"), at)}
     for key in ("name", "tool_call_id", "reasoning_content"):
@@ -34,6 +34,8 @@ def canonical(message: object, at: int = 0) -> Message:
     if message.get("tool_calls"):
         if role != "assistant":
             raise ContractError(f"messages[{at}] has tool_calls but role {role!r}; only the assistant calls tools")
+        if not isinstance(message["tool_calls"], (list, tuple)):
+            raise ContractError(f"messages[{at}].tool_calls is {type(message['tool_calls']).__name__}; expected a list")
         clean["tool_calls"] = [_call(call, at) for call in message["tool_calls"]]
     return clean
 

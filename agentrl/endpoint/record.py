@@ -137,12 +137,14 @@ class Recorder:
 
     def append(self, place: Place, prompt: Prompt, sample: Sample) -> Line:
         """Record a sampled turn; EngineError where the engine's numbers cannot be."""
+        # All that can fail comes first: a turn is recorded whole or not at all.
         sampled = _sampled_segments(sample)
+        seen = [copied(message) for message in place.given[_at(place) :]]
+        answer, known = copied(sample.message), canonical(sample.message)
         line = place.line
         if line is None or place.turn != len(line.turns) - 1:
             line = self._branch(place)
-        start = line.turns[-1].messages if line.turns else _at(place)
-        line.seen += [copied(message) for message in place.given[start:]]
+        line.seen += seen
         line.known += place.new
         if prompt.tokens.size:
             line.segments.append(Segment(prompt.tokens, None, Context()))
@@ -151,8 +153,8 @@ class Recorder:
         line.texts += (prompt.text, sample.text)
         line.sampled.add(len(line.known))
         line.raw[len(line.known)] = sample.said
-        line.seen.append(copied(sample.message))
-        line.known.append(canonical(sample.message))
+        line.seen.append(answer)
+        line.known.append(known)
         line.turns.append(Turn(len(line.known), int(line.tokens.size), len(line.segments), sample.call))
         self._recent = line
         if sampled:

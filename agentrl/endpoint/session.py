@@ -151,6 +151,8 @@ class Session:
             plan = self._plan(request, timeout)
             completions = await self._generate(plan, request, on_choice)
             return self._record(plan, request, completions)
+        except RecursionError as error:
+            raise Refused("the request holds data that is nested too deeply") from error
         except AgentRLError as error:
             if not isinstance(error, ContractError):
                 self.failure = error

