@@ -104,6 +104,18 @@ def evaluate(
 
 
 @app.command()
+def doctor(docker_url: Annotated[str, typer.Option(help="A Docker engine's address; else DOCKER_HOST.")] = "") -> None:
+    """What this machine offers to model-written code: each kind of sandbox, tried, and what it contains."""
+    from agentrl.sandbox.doctor import survey
+
+    with _told():
+        for offer in survey(docker_url):
+            print(f"{'works' if offer.works else 'no   '}  {offer.kind:11} contains {offer.contains}")
+            if offer.reason:
+                print(f"{'':20}{offer.reason}")
+
+
+@app.command()
 def version() -> None:
     """The versions of agentrl and of what it stands on."""
     for package in ("agentrl", "torch", "transformers", "deepspeed", "sglang", "openai"):

@@ -63,7 +63,11 @@ class Boxes:
         except BaseException:
             await stop()
             raise
-        return await started[0].box(f"bubblewrap box {slot}", config, stop, self.options.start_seconds)
+
+        def oom() -> bool:
+            return cgroup is not None and cgroup.oom_kills() > 0
+
+        return await started[0].box(f"bubblewrap box {slot}", config, stop, self.options.start_seconds, oom)
 
     async def close(self) -> None:
         """Nothing is shared between boxes."""

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from agentrl.errors import ConfigError, SandboxLost
 from agentrl.sandbox.confine import Config
-from agentrl.sandbox.link import BOOT, ServerBox, base_env, config_error
+from agentrl.sandbox.link import BOOT, Loss, ServerBox, base_env, config_error
 from agentrl.sandbox.options import SandboxOptions
 from agentrl.sandbox.owner import is_dead, owner_label
 from agentrl.sandbox.rootfs import build_rootfs
@@ -182,16 +182,17 @@ class _Container:
         finally:
             out.feed_eof()
 
-    async def why(self) -> str:
+    async def why(self) -> Loss:
         """What Docker says about a container that ended."""
         text = self._stderr.decode("utf-8", "replace").strip()
         try:
             async with asyncio.timeout(10.0):
                 await self._home.call("inspecting", self._container.reload)
                 state = self._container.attrs["State"]
-                return f"container {state['Status']}, exit code {state['ExitCode']} {state['Error']} {text}".strip()
+                told = f"container {state['Status']}, exit code {state['ExitCode']} {state['Error']} {text}"
+                return Loss(told.strip(), bool(state["OOMKilled"]))
         except (SandboxLost, TimeoutError) as error:
-            return f"{error} {text}".strip()
+            return Loss(f"{error} {text}".strip())
 
     async def stop(self) -> None:
         """Kill and remove it."""

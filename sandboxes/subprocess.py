@@ -16,7 +16,7 @@ from pathlib import Path
 from agentrl.sandbox.confine import Config
 from agentrl.sandbox.link import BOOT, ServerBox, base_env, spawn
 from agentrl.sandbox.options import SandboxOptions
-from agentrl.sandbox.owner import private_folder, reap_folders
+from agentrl.sandbox.owner import discard_folder, private_folder, reap_folders
 
 
 class NoBoundaryWarning(UserWarning):
@@ -67,7 +67,7 @@ class Boxes:
 
     async def close(self) -> None:
         """Remove the folder of all boxes."""
-        await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+        await asyncio.to_thread(discard_folder, self._folder)
 
 
 __all__ = ["Boxes", "NoBoundaryWarning"]

@@ -35,6 +35,14 @@ class Cgroup:
         """Where the box shows that folder (as Docker does)."""
         return "/sys/fs/cgroup/memory" if (self.memory / "memory.oom_control").exists() else "/sys/fs/cgroup"
 
+    def oom_kills(self) -> int:
+        """How many of its processes the kernel has killed for memory."""
+        for name in ("memory.events", "memory.oom_control"):
+            if (self.memory / name).exists():
+                lines = (self.memory / name).read_text().splitlines()
+                return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+        return 0
+
     def remove(self, seconds: float = 5.0) -> bool:
         """Kill what is in it and remove it; False when something would not go in time."""
         until = time.monotonic() + seconds

@@ -12,7 +12,7 @@ import os
 import struct
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib.resources import files
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from agentrl.errors import ConfigError, SandboxLost
 from agentrl.sandbox.confine import Config
@@ -51,6 +51,18 @@ SLACK = 20.0
 FILE_SECONDS = 30.0
 
 
+class Loss(NamedTuple):
+    """What is known about a box that ended."""
+
+    text: str
+    oom: bool = False
+    """The kernel killed its server for memory: what the program in it used up, so the program's doing."""
+
+
+class LostToMemory(SandboxLost):
+    """A box whose server the kernel killed for the memory that the box used."""
+
+
 class Writer(Protocol):
     """Where requests go; asyncio.StreamWriter is one."""
 
@@ -76,7 +88,7 @@ class ServerBox:
         reader: asyncio.StreamReader,
         writer: Writer,
         stop: Callable[[], Awaitable[None]],
-        why: Callable[[], Awaitable[str]],
+        why: Callable[[], Awaitable[Loss]],
     ) -> None:
         self.name = name
         self.workdir = config.workdir
@@ -117,7 +129,10 @@ class ServerBox:
             raise ValueError(f"timeout {timeout}: expected seconds between 0 and 1,000,000")
         request = {"op": "run", "argv": list(argv), "env": dict(env or {}), "timeout": timeout}
         request |= {} if cwd is None else {"cwd": os.path.join(self.workdir, cwd)}
-        header, body = await self._call(request, stdin, timeout, repr(argv[0]))
+        try:
+            header, body = await self._call(request, stdin, timeout, repr(argv[0]))
+        except LostToMemory:
+            return ExecResult(137, b"", b"", oom=True)
         self._raise_setup(header, cwd or self.workdir)
         size = header["out"]
         result = ExecResult(
@@ -182,7 +197,9 @@ class ServerBox:
         except TimeoutError:
             raise SandboxLost(f"{self.name}: no answer within {seconds:.0f} s to {what}; the box is recycled") from None
         except (EOFError, OSError) as error:
-            raise SandboxLost(f"{self.name} ended during {what}: {await self._why() or error!r}") from error
+            loss = await self._why()
+            kind = LostToMemory if loss.oom else SandboxLost
+            raise kind(f"{self.name} ended during {what}: {loss.text or repr(error)}") from error
         finally:
             # A cancelled call leaves half an exchange in the pipe: nothing sound can follow it.
             self.lost = self.lost or not whole
@@ -213,9 +230,20 @@ class Process:
         self._process = process
         self._stdin, self._stdout, self._stderr = process.stdin, process.stdout, process.stderr
 
-    async def box(self, name: str, config: Config, stop: Callable[[], Awaitable[None]], seconds: float) -> ServerBox:
-        """The booted box on top of it; stopped again when it does not boot."""
-        box = ServerBox(name, config, self._stdout, self._stdin, stop, self.why)
+    async def box(
+        self,
+        name: str,
+        config: Config,
+        stop: Callable[[], Awaitable[None]],
+        seconds: float,
+        oom: Callable[[], bool] = lambda: False,
+    ) -> ServerBox:
+        """The booted box on top of it; stopped again when it does not boot. `oom` tells of kills for memory in it."""
+
+        async def why() -> Loss:
+            return (await self.why())._replace(oom=oom())
+
+        box = ServerBox(name, config, self._stdout, self._stdin, stop, why)
         try:
             await box.boot(seconds)
         except BaseException:
@@ -223,14 +251,14 @@ class Process:
             raise
         return box
 
-    async def why(self) -> str:
+    async def why(self) -> Loss:
         """What is known about its end."""
         try:
             async with asyncio.timeout(2.0):
                 text = (await self._stderr.read(4000)).decode("utf-8", "replace").strip()
-                return f"exit code {await self._process.wait()} {text}".strip()
+                return Loss(f"exit code {await self._process.wait()} {text}".strip())
         except TimeoutError:
-            return "its pipe closed"
+            return Loss("its pipe closed")
 
     async def stop(self) -> None:
         """Close its pipe, which ends it and all it started; kill it after two seconds."""

@@ -46,15 +46,24 @@ def _home() -> Path:
 def private_folder() -> Path:
     """A new folder for one pool's boxes, marked with its owner. SandboxLost when it cannot be made (disk full, …)."""
     home = _home()
+    folder = home / f"{owner_label()}-{uuid.uuid4().hex[:8]}"
     try:
-        home.mkdir(mode=0o700, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True)
+        home.chmod(0o700)
         if home.is_symlink() or home.stat().st_uid != os.getuid():
             raise SandboxLost(f"{home} belongs to somebody else; remove it, or set TMPDIR")
-        folder = home / f"{owner_label()}-{uuid.uuid4().hex[:8]}"
-        folder.mkdir(mode=0o700)
     except OSError as error:
         raise SandboxLost(f"cannot make a folder for boxes under {home}: {error}") from error
     return folder
+
+
+def discard_folder(folder: Path) -> None:
+    """Remove a private folder, and the home of all of them with the last one."""
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        folder.parent.rmdir()
+    except OSError:
+        pass  # others are in it
 
 
 def reap_folders() -> list[str]:
@@ -62,6 +71,6 @@ def reap_folders() -> list[str]:
     reaped = []
     for folder in _home().glob("*-*"):
         if is_dead(folder.name.rpartition("-")[0]):
-            shutil.rmtree(folder, ignore_errors=True)
+            discard_folder(folder)
             reaped.append(folder.name)
     return reaped

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.sandbox import SandboxLost, SandboxOptions, open_sandbox
-from agentrl.sandbox.cgroup import reap_cgroups
+from agentrl.sandbox.cgroup import make_cgroup, reap_cgroups
 from agentrl.sandbox.owner import is_dead, owner_label, private_folder, reap_folders
 from agentrl.sandbox.rootfs import build_rootfs
 from tests.sandbox.kinds import BOUNDARIES, DOCKER, containers, needs_docker, nothing_left, pool_of, traces
@@ -86,11 +86,29 @@ def test_only_folders_of_the_dead_are_reaped() -> None:
     mine = private_folder()
     dead = mine.with_name(f"{owner_label().rsplit('.', 1)[0]}.1-abc")
     dead.mkdir()
-    assert reap_folders() == [dead.name]
+    reaped = reap_folders()
+    assert dead.name in reaped
+    assert mine.name not in reaped
     assert mine.exists()
     assert not dead.exists()
     mine.rmdir()
-    assert reap_cgroups() == []
+
+
+@needs_root
+def test_only_cgroups_of_the_dead_are_reaped() -> None:
+    mine = make_cgroup("reaping", SandboxOptions(kind="bubblewrap"))
+    if mine is None:
+        pytest.skip("no cgroup can be made here")
+    dead = mine.memory.with_name(f"agentrl.{owner_label().rsplit('.', 1)[0]}.1.gone")
+    dead.mkdir()
+    sleeper = subprocess.Popen(["sleep", "60"])
+    (dead / "cgroup.procs").write_text(str(sleeper.pid))
+    reaped = reap_cgroups()
+    assert dead.name in reaped
+    assert mine.memory.name not in reaped
+    assert not dead.exists()
+    assert sleeper.wait(5) == -signal.SIGKILL
+    assert mine.remove()
 
 
 @pytest.mark.parametrize("kind", BOUNDARIES)
@@ -176,3 +194,23 @@ async def test_a_killed_engine(tmp_path: Path) -> None:
             start()
             async with pool.box() as box:
                 assert (await box.exec(["echo", "back"])).stdout == b"back\n"
+
+
+@pytest.mark.parametrize("kind", BOUNDARIES)
+async def test_a_program_that_gets_the_server_killed_for_memory_is_to_blame(kind: str) -> None:
+    # Many small processes that give up their place as the kernel's first choice: the server may be the biggest.
+    program = """
+import os, time
+while True:
+    try:
+        if os.fork() == 0:
+            open('/proc/self/oom_score_adj', 'w').write('0')
+            block = bytearray(os.urandom(1 << 20) * 6); time.sleep(20); os._exit(0)
+    except OSError: time.sleep(0.1)
+"""
+    async with pool_of(kind, memory_mb=64, disk_mb=1, pids=60) as pool:
+        async with pool.box() as box:
+            done = await box.exec(["python3", "-c", program], timeout=15)
+            assert done.oom, done
+        async with pool.box() as box:
+            assert (await box.exec(["true"])).ok
