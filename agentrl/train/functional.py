@@ -227,7 +227,7 @@ def group_advantages(
         return [0.0 if r is None else (r - mean) * n / (n - 1) for r in returns]
     scale = 1.0
     if baseline == "group_std":
-        scale = math.sqrt(math.fsum((r - mean) ** 2 for r in known) / (n - 1)) + 1e-6
+        scale = _root_mean_square([r - mean for r in known], n - 1) + 1e-6
     return [0.0 if r is None else (r - mean) / scale for r in returns]
 
 
@@ -249,9 +249,14 @@ def turn_advantages(
     means = {turn: math.fsum(r.get(turn, 0.0) for r in known) / n for turn in places}
     scale = (n - 1) / n if baseline == "leave_one_out" else 1.0
     if baseline == "group_std":
-        squares = math.fsum((r.get(turn, 0.0) - means[turn]) ** 2 for turn in places for r in known)
-        scale = math.sqrt(squares / ((n - 1) * max(len(places), 1))) + 1e-6
+        deviations = [r.get(turn, 0.0) - means[turn] for turn in places for r in known]
+        scale = _root_mean_square(deviations, (n - 1) * max(len(places), 1)) + 1e-6
     return [{} if r is None else {turn: (r[turn] - means[turn]) / scale for turn in r} for r in returns]
+
+
+def _root_mean_square(values: Sequence[float], count: int) -> float:
+    # hypot scales by the largest: a reward of 1e200 must not overflow when squared.
+    return math.hypot(*values) / math.sqrt(count)
 
 
 def returns_to_go(rewards: Mapping[int, float], discount: float = 1.0) -> dict[int, float]:

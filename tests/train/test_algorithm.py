@@ -366,6 +366,25 @@ def test_staleness_is_told_apart_by_where_it_arose() -> None:
     assert value("staleness/flight_0") == pytest.approx(1 / 3)
 
 
+@pytest.mark.parametrize("name", ["grpo", "cispo"])
+def test_a_trajectory_of_several_versions_trains_as_its_parts_would(name: str) -> None:
+    """Each part with the other's tokens as context: the losses and gradients add up to the whole's."""
+    chosen = load(name, behaviour_cap=1.5)
+    said = torch.linspace(-2, -0.5, 7, requires_grad=True)
+    found = []
+    for picture in ("c1ss3sss", "c1ss3uuu", "c1uu3sss"):
+        group = Group(0, 0, 0, "test", (episode([draw(picture)], [(0, 0, 6, 1.0)]),))
+        batch = pack([Item(0, 0, 0, 6)], {0: group}, {0: [{0: 0.7}]}, version=4)
+        proximal = torch.where(batch.mask, batch.behaviour * 0.5, 0.0)
+        batch = batch.with_advantages(batch.credit).with_weights(batch.mask / 5).with_proximal(proximal)
+        out = Output(torch.where(batch.mask, said[:6], 0.0), torch.zeros(6))
+        loss, _ = chosen.loss(batch, out)
+        found.append(torch.cat([loss[None], *torch.autograd.grad(loss, said)]))
+    whole, first, second = found
+    assert bool((whole[2:7] != 0).any())
+    torch.testing.assert_close(whole, first + second)
+
+
 def test_old_weights_are_corrected_for(numerics: Case) -> None:
     """The decoupled loss is w times plain PPO on every token; 'off' is plain PPO."""
     batch = one_batch(load())

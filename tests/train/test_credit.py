@@ -103,6 +103,17 @@ def test_turn_advantages_oracle(
             np.testing.assert_allclose(list(found.values()), next(rows)[: len(episode)], rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("rewards", [[1e200, -1e200, 0.0], [1e-200, 0.0, 0.0], [0.1 + 0.2, 0.3, 0.3], [1e16, 1e16 + 2]])
+def test_rewards_of_any_size_have_finite_advantages(rewards: list[float]) -> None:
+    for baseline in ("group_std", "group_mean", "leave_one_out"):
+        found = F.group_advantages(rewards, baseline)
+        by_turn = F.turn_advantages([{0: r} for r in rewards], baseline)
+        assert all(math.isfinite(a) for a in found)
+        assert all(math.isfinite(a[0]) for a in by_turn)
+        if baseline == "group_std":
+            assert max(map(abs, found)) < 2
+
+
 def test_turn_credit_with_one_turn_is_group_credit() -> None:
     episodes = [entry(r) for r in (0.0, 1.0, 0.5, 2.0)]
     for name, more in (("grpo", {}), ("rloo", {}), ("dr_grpo", {"fixed_length": 4})):
