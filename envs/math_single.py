@@ -15,7 +15,7 @@ from typing import Any
 
 from agentrl.env import Env
 from agentrl.errors import ContractError
-from agentrl.reward.compose import Composed, Part, compose
+from agentrl.reward.compose import Composed, Part, shared
 from agentrl.reward.math import MathReward
 from agentrl.types import Info, Message, Row, Step
 
@@ -35,7 +35,7 @@ class MathSingle(Env):
     def __init__(self, row: Row, *, instruction: str = INSTRUCTION, rewards: Mapping[str, Any] | None = None) -> None:
         super().__init__(row)
         self.instruction = instruction
-        self.reward = compose(rewards) if rewards else Composed({"correct": Part(MathReward())})
+        self.reward = shared(rewards) if rewards else Composed({"correct": Part(MathReward())})
         self.over = True
 
     @classmethod

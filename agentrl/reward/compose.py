@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -74,6 +76,16 @@ def compose(settings: Mapping[str, Any]) -> Composed:
         options = given if isinstance(given, PartOptions) else _options(name, given)
         parts[name] = Part(_reward(name, options), options.weight, options.seconds)
     return Composed(parts)
+
+
+def shared(settings: Mapping[str, Any]) -> Composed:
+    """`compose`, once for equal settings: a judge's budget and connections belong to all episodes of a run."""
+    return _shared(json.dumps(settings, sort_keys=True))
+
+
+@functools.cache
+def _shared(settings: str) -> Composed:
+    return compose(json.loads(settings))
 
 
 def _options(name: str, given: Any) -> PartOptions:

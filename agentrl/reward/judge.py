@@ -7,7 +7,7 @@ import os
 import re
 from typing import Any
 
-import openai
+import aiohttp
 
 from agentrl.errors import ConfigError
 from agentrl.reward.options import JudgeOptions
@@ -16,7 +16,15 @@ from agentrl.types import Row
 
 _SCORE = re.compile(r"^\W*score\W*?[:=]\W*?(-?\d+(?:\.\d+)?)\s*(?:/\s*\d+)?\W*$", re.IGNORECASE | re.MULTILINE)
 _FIRST_WAIT = 0.5
-_PASSING = (openai.APIConnectionError, openai.RateLimitError, openai.InternalServerError)
+_PASSING_STATUS = frozenset({408, 409, 425, 429})
+
+
+class _Passing(Exception):
+    """A fault of the moment: worth another attempt."""
+
+
+class _Refused(Exception):
+    """The server will not answer this, however often it is asked."""
 
 
 class Judge:
@@ -41,7 +49,6 @@ class Judge:
         if self.options.highest <= self.options.lowest:
             raise ConfigError(f"judge: highest = {self.options.highest} is not above lowest = {self.options.lowest}")
         self.used_tokens = 0
-        self._client: openai.AsyncOpenAI | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._slots: asyncio.Semaphore | None = None
 
@@ -62,11 +69,11 @@ class Judge:
                 return self._none(f"the budget of {options.budget_tokens} tokens is spent")
             try:
                 reply, tokens = await self._ask(prompt)
-            except _PASSING as error:
-                why = f"{type(error).__name__}: {error}"
+            except _Passing as error:
+                why = str(error)
                 continue
-            except openai.APIStatusError as error:
-                return self._none(f"the judge refused: {error.status_code} {error.message}")
+            except _Refused as error:
+                return self._none(str(error))
             if (value := self._value(reply)) is not None:
                 return Score(value, {"tokens": float(tokens)}, {"judge_reply": reply})
             why = f"no score from {options.lowest:g} to {options.highest:g} in the reply {reply[-200:]!r}"
@@ -75,17 +82,29 @@ class Judge:
     async def _ask(self, prompt: str) -> tuple[str, int]:
         """The reply, and the tokens it cost (an estimate from above where the server does not say)."""
         options = self.options
-        client, slots = self._connected()
-        async with slots:
-            reply = await client.chat.completions.create(
-                model=options.model,
-                messages=[{"role": "user", "content": prompt}],
-                temperature=options.temperature,
-                max_tokens=options.max_tokens,
-            )
-        tokens = reply.usage.total_tokens if reply.usage else len(prompt) + options.max_tokens
+        body = {
+            "model": options.model,
+            "messages": [{"role": "user", "content": prompt}],
+            "temperature": options.temperature,
+            "max_tokens": options.max_tokens,
+        }
+        # A connection a request: nothing to close, and no loop to belong to. The judge's own work takes far longer.
+        timeout = aiohttp.ClientTimeout(total=options.seconds)
+        try:
+            async with self._slot(), aiohttp.ClientSession(headers=self._headers(), timeout=timeout) as session:
+                url = options.base_url.rstrip("/") + "/chat/completions"
+                async with session.post(url, json=body) as response:
+                    if response.status != 200:
+                        why = f"the judge answered {response.status}: {(await response.text())[:300]}"
+                        raise _Passing(why) if _passes(response.status) else _Refused(why)
+                    reply = await response.json()
+            content = reply["choices"][0]["message"]["content"] or ""
+            usage = reply.get("usage") or {}
+        except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, IndexError, TypeError) as error:
+            raise _Passing(f"{type(error).__name__}: {error}") from error
+        tokens = int(usage.get("total_tokens") or len(prompt) + options.max_tokens)
         self.used_tokens += tokens
-        return (reply.choices[0].message.content or "") if reply.choices else "", tokens
+        return str(content), tokens
 
     def _value(self, reply: str) -> float | None:
         # The judged text may hold lines of this form: only the judge's own last line counts.
@@ -98,17 +117,21 @@ class Judge:
     def _none(self, why: str) -> Score:
         return Score(None, {}, {"judge_error": why})
 
-    def _connected(self) -> tuple[openai.AsyncOpenAI, asyncio.Semaphore]:
-        # A client belongs to the loop that made it; an evaluation after training runs in another one.
+    def _headers(self) -> dict[str, str]:
+        name = self.options.api_key_env
+        if name is None:
+            return {}
+        if not os.environ.get(name):
+            raise ConfigError(f"judge: the environment variable {name} is empty: set the API key")
+        return {"Authorization": f"Bearer {os.environ[name]}"}
+
+    def _slot(self) -> asyncio.Semaphore:
+        # A semaphore belongs to the loop it is used in; an evaluation after training runs in another one.
         loop = asyncio.get_running_loop()
-        if self._client is None or self._slots is None or self._loop is not loop:
-            key = os.environ.get(self.options.api_key_env, "") if self.options.api_key_env else "none"
-            if not key:
-                raise ConfigError(
-                    f"judge: the environment variable {self.options.api_key_env} is empty: set the API key"
-                )
-            self._client = openai.AsyncOpenAI(
-                base_url=self.options.base_url, api_key=key, timeout=self.options.seconds, max_retries=0
-            )
+        if self._slots is None or self._loop is not loop:
             self._loop, self._slots = loop, asyncio.Semaphore(self.options.concurrency)
-        return self._client, self._slots
+        return self._slots
+
+
+def _passes(status: int) -> bool:
+    return status >= 500 or status in _PASSING_STATUS

@@ -1,0 +1,167 @@
+"""Calls with hard deadlines, in real worker processes."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from agentrl.errors import ContractError, DeadlineExceeded
+from agentrl.reward.math import averify, verify
+from agentrl.reward.options import MathOptions
+from agentrl.reward.workers import CallFailed, WorkerLost, WorkerPool
+
+FUNCTIONS = """
+import os, time
+
+def add(a, b):
+    print("noise that must not reach the protocol")
+    return a + b
+
+def pid():
+    return os.getpid()
+
+def spin(seconds):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+    return "done"
+
+def stuck():
+    return len(str(7 ** (7 ** 9)))  # one C call that never looks at signals
+
+def die():
+    os._exit(3)
+
+def fail():
+    raise ValueError("no such thing")
+
+def memory():
+    return len(bytearray(8 << 30))
+"""
+
+
+@pytest.fixture(scope="module")
+def functions(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("functions") / "functions_for_workers.py"
+    path.write_text(FUNCTIONS)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[WorkerPool]:
+    with WorkerPool(2) as made:
+        yield made
+
+
+def test_a_call_returns_and_its_worker_stays_warm(pool: WorkerPool, functions: str) -> None:
+    assert pool.call(f"{functions}:add", 2, b=3, seconds=10) == 5
+    assert pool.call(f"{functions}:pid", seconds=10) == pool.call(f"{functions}:pid", seconds=10) != os.getpid()
+
+
+@pytest.mark.parametrize("call", [("spin", 60), ("stuck",)])
+def test_a_hanging_call_is_killed_and_the_others_go_on(pool: WorkerPool, functions: str, call: tuple[str, ...]) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        start = time.monotonic()
+        hanging = threads.submit(pool.call, f"{functions}:{call[0]}", *call[1:], seconds=1.0)
+        assert pool.call(f"{functions}:add", 1, 1, seconds=30) == 2
+        with pytest.raises(DeadlineExceeded, match="longer than 1 s"):
+            hanging.result()
+        assert time.monotonic() - start < 20
+    assert pool.call(f"{functions}:add", 1, 2, seconds=30) == 3
+
+
+def test_errors_say_what_happened(pool: WorkerPool, functions: str) -> None:
+    with pytest.raises(CallFailed, match="raised ValueError in its worker: no such thing"):
+        pool.call(f"{functions}:fail", seconds=30)
+    with pytest.raises(CallFailed, match="MemoryError"):
+        pool.call(f"{functions}:memory", seconds=30)
+    with pytest.raises(WorkerLost, match="exit code 3"):
+        pool.call(f"{functions}:die", seconds=30)
+    assert pool.call(f"{functions}:add", 1, 1, seconds=30) == 2
+
+
+async def test_the_event_loop_is_not_blocked(pool: WorkerPool, functions: str) -> None:
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            ticks += 1
+            await asyncio.sleep(0.01)
+
+    ticking = asyncio.create_task(tick())
+    assert await pool.acall(f"{functions}:spin", 0.5, seconds=30) == "done"
+    ticking.cancel()
+    assert ticks >= 5
+
+
+def test_a_worker_that_lost_its_parent_ends_by_itself(functions: str, tmp_path: Path) -> None:
+    start, context = time.monotonic(), multiprocessing.get_context("spawn")
+    place = tmp_path / "pid"
+    parent = context.Process(target=_call_and_be_killed, args=(functions, str(place)))
+    parent.start()
+    while not place.exists() or not place.read_text():
+        assert time.monotonic() - start < 60
+        time.sleep(0.05)
+    worker = int(place.read_text())
+    time.sleep(0.5)
+    assert parent.pid is not None
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.join()
+    while Path(f"/proc/{worker}").exists() and "Z" not in Path(f"/proc/{worker}/stat").read_text().split()[2]:
+        assert time.monotonic() - start < 90, "the worker outlived its parent"
+        time.sleep(0.1)
+
+
+def _call_and_be_killed(functions: str, place: str) -> None:
+    pool = WorkerPool(1)
+    Path(place).write_text(str(pool.call(f"{functions}:pid", seconds=30)))
+    pool.call(f"{functions}:stuck", seconds=1)
+
+
+def test_a_closed_pool_leaves_no_process(functions: str) -> None:
+    with WorkerPool(1) as pool:
+        pid = pool.call(f"{functions}:pid", seconds=30)
+    assert not Path(f"/proc/{pid}").exists()
+    with pytest.raises(ContractError, match="at least 1"):
+        WorkerPool(0)
+
+
+def _verdict(completion: str) -> bool | None:
+    return verify(completion, "0.375").correct
+
+
+async def test_verify_works_in_threads_pools_and_loops() -> None:
+    completion = "\\boxed{\\frac{3}{8}}"
+    assert (await averify(completion, "0.375")).correct is True
+    assert await asyncio.to_thread(_verdict, completion) is True
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(_verdict, [completion] * 24)) == [True] * 24
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("forkserver")) as processes:
+        assert processes.submit(_verdict, completion).result(60) is True
+
+
+SLOW = pytest.mark.slow
+TOWERS = ["2^{2^{100}}", "|x-1|+|x-2|+|x^5-x-1|<4", r"\ln" * 100 + "2", "e^{" * 80 + "1" + "}" * 80]
+
+
+@pytest.mark.parametrize("tower", ["9^{9^{9^9}}", *(pytest.param(tower, marks=SLOW) for tower in TOWERS)])
+def test_a_comparison_ends_in_time(tower: str) -> None:
+    _verdict("\\boxed{\\frac{3}{8}}")
+    start = time.monotonic()
+    verdict = verify(f"\\boxed{{{tower}}}", "7", MathOptions(seconds=1))
+    assert (verdict.correct, verdict.reason in {"time_limit", "worker_lost"}) == (False, True)
+    assert time.monotonic() - start < 30  # a few seconds on a machine that is not shared
+
+
+def test_a_gold_that_cannot_be_read_in_time_is_a_fault_of_the_data() -> None:
+    verdict = verify("\\boxed{x>2}", "|x-1|+|x-2|+|x^5-x-1|<4", MathOptions(seconds=0.5))
+    assert (verdict.correct, verdict.reason) == (None, "gold_unparseable")
