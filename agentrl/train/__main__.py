@@ -24,8 +24,9 @@ def read_job(path: Path) -> TrainerJob:
         job = TrainerJob.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
         raise ConfigError(f"trainer job {path}: {error}") from error
-    if not (job.model_dir / "config.json").is_file():
-        raise ConfigError(f"model folder {job.model_dir} has no config.json: give a folder in Hugging Face form")
+    for what, folder in (("model", job.model_dir), ("reference", job.algorithm.reference)):
+        if folder is not None and not (folder / "config.json").is_file():
+            raise ConfigError(f"{what} folder {folder} has no config.json: give a folder in Hugging Face form")
     return job
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from agentrl.errors import ConfigError
+from agentrl.train.__main__ import read_job
 from agentrl.train.options import AlgorithmOptions, TrainerJob, TrainOptions, check_algorithm
 
 
@@ -99,6 +101,25 @@ def test_a_job_survives_its_file(tmp_path: Path, given: dict[str, Any]) -> None:
         resume=tmp_path / "step-0000001",
     )
     assert TrainerJob.model_validate_json(job.model_dump_json(exclude_unset=True)) == job
+
+
+def test_a_jobs_folders_are_looked_at_before_anything_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    job = TrainerJob(
+        run="r",
+        train=TrainOptions(),
+        algorithm=AlgorithmOptions(kl_coef=0.1, reference=tmp_path / "none"),
+        model_dir=tmp_path / "model",
+        feed_url="http://127.0.0.1:1",
+        weights_dir=tmp_path,
+        checkpoints_dir=tmp_path,
+    )
+    file = tmp_path / "trainer.json"
+    for given, what in ((job, "reference"), (job.model_copy(update={"model_dir": tmp_path / "no"}), "model")):
+        file.write_text(given.model_dump_json(exclude_unset=True))
+        with pytest.raises(ConfigError, match=f"{what} folder .* has no config.json"):
+            read_job(file)
 
 
 def test_options_and_checkpoints_need_no_torch() -> None:
