@@ -108,7 +108,7 @@ class _Run:
         self._watchdog.probe(self._supervisor.waits)
         self._watchdog.probe(self._fleet.waits)
         self._watchdog.probe(self._rollout_waits)
-        self._pool = await Pool.open(self._desk.folder.pool)
+        self._pool = await Pool.open(self._desk.folder.pool, keep=self._config.rollout.keep)
         self._url = await self._feed.start()
         async with asyncio.TaskGroup() as group:
             parts = {

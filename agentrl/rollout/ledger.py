@@ -21,18 +21,36 @@ from typing import Any
 import orjson
 
 from agentrl.errors import ConfigError, RunError
-from agentrl.rollout.records import Ask, Candidate, Change, Content, State, Stored, TakeRecord, TakeRule, choose
-from agentrl.rollout.schema import SCHEMA
+from agentrl.rollout.records import (
+    Ask,
+    Candidate,
+    Change,
+    Content,
+    State,
+    Stored,
+    TakeRecord,
+    TakeRule,
+    choose,
+    join_labels,
+    record_of,
+    split_labels,
+)
+from agentrl.rollout.schema import SCHEMA, figures
 from agentrl.types import Version
 
 SETTLED = (State.TAKEN, State.TRAINED, State.FILTERED, State.GIVEN_UP)
 
 
 class Ledger:
-    """The file. Used from one thread at a time; every method is one transaction."""
+    """The file. Used from one thread at a time; every method is one transaction.
 
-    def __init__(self, path: Path) -> None:
+    Groups with tokens of abandoned weights are kept where those weights are at most `keep` updates off the surviving
+    line; 0 keeps none.
+    """
+
+    def __init__(self, path: Path, keep: int = 0) -> None:
         self.path = path
+        self.keep = keep
         with self._explained():
             path.parent.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
@@ -59,11 +77,11 @@ class Ledger:
             return [self._put(group) for group in groups]
 
     def _put(self, group: Stored) -> bool:
-        if any(self._abandoned(label) for label in group.labels):
+        if self._refused(group.labels):
             self._set(group.position, State.WAITING, reason="held tokens of abandoned weights")
             return False
-        labels = _join(group.labels)
-        values = (group.position, group.oldest, labels, group.tokens, time.time(), group.body, group.chat)
+        labels = join_labels(group.labels)
+        values = (group.position, self._oldest(group.labels), labels, group.tokens, time.time(), group.body, group.chat)
         self._db.execute("INSERT INTO groups VALUES (?, ?, ?, ?, ?, ?, ?)", values)
         self._set(group.position, State.POOLED)
         return True
@@ -71,7 +89,7 @@ class Ledger:
     def settle(self, position: int, state: State, reason: str, labels: Iterable[Version] = ()) -> None:
         """A running group ends filtered or given up."""
         with self._transaction():
-            self._set(position, state, reason=reason, labels=_join(labels))
+            self._set(position, state, reason=reason, labels=join_labels(labels))
 
     def reask(self, asked: Ask, reason: str, max_asks: int) -> Ask | None:
         """A running group grew too old: the next attempt at its row, or None where there were too many."""
@@ -85,7 +103,7 @@ class Ledger:
         with self._transaction():
             known = self._db.execute("SELECT * FROM takes WHERE step = ?", (step,)).fetchone()
             if known is not None:
-                record = _record(known)
+                record = record_of(known)
                 if record.version != version:
                     raise RunError(
                         f"step {step} was taken for weights {record.version} and is asked for with {version}"
@@ -169,12 +187,17 @@ class Ledger:
             self._untake(take)
             self._db.execute("INSERT INTO incarnations VALUES (?, ?)", version)
             for position, labels in self._db.execute("SELECT position, labels FROM groups").fetchall():
-                if self._state(position) is State.POOLED and any(self._abandoned(v) for v in _split(labels)):
+                if self._state(position) is not State.POOLED:
+                    continue
+                if self._refused(split_labels(labels)):
                     self._db.execute("DELETE FROM groups WHERE position = ?", (position,))
                     self._set(position, State.WAITING, reason="held tokens of abandoned weights")
+                elif self.keep:
+                    oldest = self._oldest(split_labels(labels))
+                    self._db.execute("UPDATE groups SET oldest = ? WHERE position = ?", (oldest, position))
             filtered = "SELECT position, labels FROM positions WHERE state = ?"
             for position, labels in self._db.execute(filtered, (State.FILTERED,)).fetchall():
-                if any(self._abandoned(v) for v in _split(labels)):
+                if self._refused(split_labels(labels)):
                     self._set(position, State.WAITING, reason="was filtered by abandoned weights")
             in_flight = self._db.execute("SELECT position FROM positions WHERE state = ?", (State.RUNNING,)).fetchall()
             for (position,) in in_flight:
@@ -209,21 +232,7 @@ class Ledger:
     def metrics(self) -> dict[str, float]:
         """Counts by state, tokens and bytes stored."""
         with self._explained():
-            counts = dict(self._db.execute("SELECT state, COUNT(*) FROM positions GROUP BY state").fetchall())
-            stored = (
-                "SELECT COUNT(*), COALESCE(SUM(tokens), 0), COALESCE(SUM(LENGTH(body) + LENGTH(chat)), 0) FROM groups"
-            )
-            n, tokens, size = self._db.execute(stored).fetchone()
-            (oldest,) = self._db.execute(
-                "SELECT MIN(stored) FROM groups JOIN positions USING (position) WHERE state = ?", (State.POOLED,)
-            ).fetchone()
-        return {
-            **{f"positions_{state.value}": float(counts.get(state.value, 0)) for state in State},
-            "stored_groups": float(n),
-            "stored_tokens": float(tokens),
-            "stored_bytes": float(size),
-            "oldest_pooled_s": 0.0 if oldest is None else max(0.0, time.time() - oldest),
-        }
+            return figures(self._db)
 
     # --- inside a transaction
 
@@ -341,12 +350,18 @@ class Ledger:
         (last,) = self._db.execute("SELECT MAX(incarnation) FROM incarnations").fetchone()
         return int(last or 0)
 
-    def _abandoned(self, label: Version) -> bool:
-        """Whether a later incarnation went on from weights older than `label`."""
-        (low,) = self._db.execute(
-            "SELECT MIN(number) FROM incarnations WHERE incarnation > ?", (label.incarnation,)
-        ).fetchone()
-        return low is not None and label.number > low
+    def _lost(self, label: Version) -> int:
+        """How many updates `label` is off the surviving line: those after the place where a later incarnation began."""
+        later = "SELECT MIN(number) FROM incarnations WHERE incarnation > ?"
+        (low,) = self._db.execute(later, (label.incarnation,)).fetchone()
+        return 0 if low is None else max(0, label.number - int(low))
+
+    def _refused(self, labels: Iterable[Version]) -> bool:
+        return any(self._lost(label) > self.keep for label in labels)
+
+    def _oldest(self, labels: Iterable[Version]) -> int | None:
+        """The oldest label as a version of the surviving line: from it, back to the fork is as far as to the label."""
+        return min((label.number - 2 * self._lost(label) for label in labels), default=None)
 
     def _meta(self, key: str, default: str) -> str:
         self._db.execute("INSERT OR IGNORE INTO meta VALUES (?, ?)", (key, default))
@@ -385,16 +400,3 @@ class Ledger:
                 f"the pool {self.path} cannot be read or written: {error}; nothing was half-stored. Check free space "
                 "and rights of its folder, then resume"
             ) from error
-
-
-def _join(labels: Iterable[Version]) -> str:
-    return " ".join(str(label) for label in sorted(labels))
-
-
-def _split(labels: str) -> list[Version]:
-    return [Version.parse(label) for label in labels.split()]
-
-
-def _record(row: tuple[Any, ...]) -> TakeRecord:
-    take, step, incarnation, number, positions, cursor = row
-    return TakeRecord(take, step, Version(incarnation, number), tuple(orjson.loads(positions)), orjson.loads(cursor))

@@ -26,6 +26,9 @@ class RolloutOptions(BaseModel):
     """η: no token is trained on that is more than this many versions old when its step starts; 0 is synchronous."""
     when_stale: Literal["wait", "drop"] = "wait"
     """`wait`: no step is taken that would push a live group past η. `drop`: such groups are cancelled, asked again."""
+    keep_abandoned: bool = False
+    """After a resume from a checkpoint, keep finished groups with tokens of the weights that it abandoned, where they
+    are within η: back to the checkpoint counts like the same way forward. False: their rows are asked again."""
     concurrency: int | None = Field(default=None, ge=1)
     """Episodes that run at once; None: as many as the staleness bound admits."""
     max_turns: int = Field(default=16, ge=1)
@@ -59,6 +62,11 @@ class RolloutOptions(BaseModel):
     """A new order of the rows in each epoch, from the run's seed alone."""
 
     @property
+    def keep(self) -> int:
+        """How many updates off the surviving weights a kept token may be."""
+        return self.staleness if self.keep_abandoned else 0
+
+    @property
     def needed(self) -> int:
         """How many scored episodes make a group."""
         return self.min_scored if self.min_scored is not None else (self.samples + 1) // 2
@@ -80,6 +88,8 @@ class RolloutOptions(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        if self.keep_abandoned and self.staleness == 0:
+            raise ValueError("keep_abandoned has no effect with staleness = 0: nothing else than the newest is trained")
         if self.needed > self.samples:
             raise ValueError(f"min_scored {self.min_scored} is more than samples {self.samples}: no group could count")
         if self.concurrency is not None and self.concurrency < self.started:

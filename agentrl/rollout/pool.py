@@ -62,10 +62,10 @@ class Pool:
         self._encoding: set[asyncio.Future[Stored]] = set()
 
     @classmethod
-    async def open(cls, path: Path) -> Pool:
-        """Open or create the file; RunError where it cannot be written."""
+    async def open(cls, path: Path, *, keep: int = 0) -> Pool:
+        """Open or create the file; RunError where it cannot be written. `keep`: see `Ledger`."""
         executor = ThreadPoolExecutor(1, thread_name_prefix="pool")
-        ledger = await asyncio.get_running_loop().run_in_executor(executor, Ledger, path)
+        ledger = await asyncio.get_running_loop().run_in_executor(executor, Ledger, path, keep)
         return cls(ledger, executor)
 
     async def close(self) -> None:
@@ -181,7 +181,6 @@ def _stored(group: Group) -> Stored:
     return Stored(
         position=group.id,
         attempt=group.attempt,
-        oldest=group.oldest_version,
         labels=tuple(group.versions),
         body=encode_group(group, messages=False),
         chat=zstandard.compress(chat_bytes, 1),

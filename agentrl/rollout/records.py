@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+import orjson
 
 from agentrl.types import Version
 
@@ -73,7 +75,6 @@ class Stored:
 
     position: int
     attempt: int
-    oldest: int | None
     labels: tuple[Version, ...]
     body: bytes
     chat: bytes
@@ -133,3 +134,19 @@ def _would_expire(last: int, remaining: list[int], running: list[int], number: i
     if not any(deadline < last for deadline in running):
         return False
     return any(deadline < number + 1 + place // batch for place, deadline in enumerate(sorted(remaining)))
+
+
+def join_labels(labels: Iterable[Version]) -> str:
+    """Labels as one text."""
+    return " ".join(str(label) for label in sorted(labels))
+
+
+def split_labels(text: str) -> list[Version]:
+    """The inverse."""
+    return [Version.parse(label) for label in text.split()]
+
+
+def record_of(row: tuple[Any, ...]) -> TakeRecord:
+    """A row of the table of takes."""
+    take, step, incarnation, number, positions, cursor = row
+    return TakeRecord(take, step, Version(incarnation, number), tuple(orjson.loads(positions)), orjson.loads(cursor))

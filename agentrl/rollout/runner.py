@@ -254,6 +254,9 @@ class Runner:
 
     async def _start(self, version: Version, cursor: Mapping[str, Any] | None) -> None:
         self.version = version
+        for group in self._running.values():
+            if group.oldest is not None:
+                group.oldest = min(group.oldest, 2 * version.number - group.oldest)
         await self.pool.resume(version, cursor, self._running)
         first = await self.pool.start(fingerprint(self.rows, self.seed, self.options.shuffle))
         self._schedule = Schedule(

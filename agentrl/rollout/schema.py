@@ -1,4 +1,11 @@
-"""The pool's tables."""
+"""The pool's tables, and what they hold in figures."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+
+from agentrl.rollout.records import State
 
 SCHEMA = """
 PRAGMA page_size=8192;
@@ -17,3 +24,20 @@ CREATE TABLE IF NOT EXISTS groups (
   position INTEGER PRIMARY KEY, oldest INTEGER, labels TEXT NOT NULL, tokens INTEGER NOT NULL, stored REAL NOT NULL,
   body BLOB NOT NULL, chat BLOB NOT NULL);
 """
+
+
+def figures(db: sqlite3.Connection) -> dict[str, float]:
+    """Counts by state, tokens and bytes stored, and the age of the oldest pooled group in seconds."""
+    counts = dict(db.execute("SELECT state, COUNT(*) FROM positions GROUP BY state").fetchall())
+    stored = "SELECT COUNT(*), COALESCE(SUM(tokens), 0), COALESCE(SUM(LENGTH(body) + LENGTH(chat)), 0) FROM groups"
+    n, tokens, size = db.execute(stored).fetchone()
+    (oldest,) = db.execute(
+        "SELECT MIN(stored) FROM groups JOIN positions USING (position) WHERE state = ?", (State.POOLED,)
+    ).fetchone()
+    return {
+        **{f"positions_{state.value}": float(counts.get(state.value, 0)) for state in State},
+        "stored_groups": float(n),
+        "stored_tokens": float(tokens),
+        "stored_bytes": float(size),
+        "oldest_pooled_s": 0.0 if oldest is None else max(0.0, time.time() - oldest),
+    }

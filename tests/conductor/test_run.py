@@ -3,121 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from agentrl.monitor.metrics import read_metrics
-from agentrl.testing.tiny import make_tiny_model
 from agentrl.train.checkpoint import newest
-
-ENV = '''
-import asyncio
-from agentrl.env import Env
-from agentrl.types import Step
-
-class Bright(Env):
-    """Two turns; what counts is how many of the answer's characters come early in the alphabet."""
-    def __init__(self, row, *, fault=""):
-        super().__init__(row)
-        self.fault, self.turn = fault, 0
-    @classmethod
-    def rows(cls, split, seed):
-        return ({"word": f"{split} {i}"} for i in range(40))
-    async def reset(self, *, seed=None, options=None):
-        return [{"role": "user", "content": self.row["word"]}], {}
-    async def step(self, action):
-        if self.fault == "step":
-            raise RuntimeError("the simulator broke")
-        self.turn += 1
-        text = action["content"] or ""
-        reward = sum(c < "m" for c in text) / max(len(text), 1)
-        if self.fault:
-            reward = {"nan": float("nan"), "text": "good"}[self.fault]
-        return Step([{"role": "user", "content": "again"}], reward, self.turn == 2, False, {})
-'''
-RUN = """
-name = "r"
-model = "model"
-[env]
-path = "env.py:Bright"
-[rollout]
-groups_per_step = 2
-samples = 2
-max_tokens = 24
-filter_equal = false
-max_failed = 2
-[eval]
-every = 2
-rows = 3
-[train]
-steps = 3
-lr = 1e-3
-checkpoint_every = 2
-"""
+from tests.conductor.kit import children_of, finished, kill_child, lines, make_place, start, wait_for, wait_for_none
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    make_tiny_model(tmp_path / "model", layers=1, hidden=32, intermediate=32, max_length=256)
-    (tmp_path / "env.py").write_text(ENV)
-    (tmp_path / "run.toml").write_text(RUN)
-    return tmp_path
-
-
-def start(place: Path, *arguments: str, before: Sequence[str] = ()) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*before, sys.executable, "-m", "agentrl.cli", *arguments],
-        cwd=place,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def finished(process: subprocess.Popen[str], seconds: float = 100) -> tuple[int, str]:
-    try:
-        output, _ = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        raise
-    return process.returncode, output
-
-
-def wait_for(what: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 90) -> None:
-    end = time.monotonic() + seconds
-    while not what():
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < end, "it did not come to that in time"
-        time.sleep(0.05)
-
-
-def lines(run: Path, kind: str) -> list[dict[str, Any]]:
-    return [line for line in read_metrics(run / "metrics.jsonl") if line["kind"] == kind]
-
-
-def children_of(place: Path) -> list[str]:
-    """Command lines of live processes that belong to runs in `place`."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            except OSError:
-                continue
-            if str(place) in command and "agentrl.train" in command:
-                found.append(command)
-    return found
+    return make_place(tmp_path)
 
 
 def test_a_run_trains_publishes_evaluates_and_leaves_its_folder(place: Path) -> None:
@@ -190,14 +88,6 @@ def test_interrupt_kill_and_resume(place: Path) -> None:
     assert lines(run, "step")[-1]["version"] == f"3.{saved.step + 6}"
 
 
-def wait_for_none(place: Path) -> None:
-    """The guards end the children of a conductor that was killed."""
-    end = time.monotonic() + 10
-    while left := children_of(place):
-        assert time.monotonic() < end, left
-        time.sleep(0.1)
-
-
 @pytest.mark.slow
 def test_a_killed_trainer_and_a_killed_engine_are_started_again(place: Path) -> None:
     run = place / "runs" / "r"
@@ -213,22 +103,6 @@ def test_a_killed_trainer_and_a_killed_engine_are_started_again(place: Path) -> 
     assert steps[-1]["version"].startswith("2.")
     assert "it is started again" in output
     assert all(s["staleness/max"] <= 4 for s in steps)
-
-
-def kill_child(conductor: int, command: str) -> None:
-    """SIGKILL the process below the conductor's guard that runs `command`."""
-    parents: dict[int, int] = {}
-    commands: dict[int, str] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                commands[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-    guards = [pid for pid, parent in parents.items() if parent == conductor]
-    pid = next(p for p, parent in parents.items() if parent in guards and command in commands[p])
-    os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.slow

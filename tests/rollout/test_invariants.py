@@ -80,9 +80,10 @@ class World:
         self.dice = random.Random(self.seed)
         self.draw = random.Random(self.seed)
 
-    def surviving(self, label: Version) -> bool:
-        """Whether the label's weights are ancestors of the present ones, told from the story and not by the pool."""
-        return all(label.number <= start for incarnation, start in self.lineage if incarnation > label.incarnation)
+    def fork(self, label: Version) -> int:
+        """The last version that the label's weights and the present ones have in common, told from the story."""
+        later = (start for incarnation, start in self.lineage if incarnation > label.incarnation)
+        return min(later, default=label.number)
 
     def row(self, index: int) -> Row:
         return {"broken": 0.05, "lost": 0.05, "slowest": random.Random(f"{self.seed} {index}").choice([2.0, 30.0])}
@@ -97,8 +98,11 @@ def check_take(world: World, take: Take, step: int, version: Version) -> None:
                 for segment in trajectory.segments:
                     if isinstance(segment.source, Sampled):
                         label = segment.source.version
-                        assert world.surviving(label), f"{label} is abandoned: {world.lineage}"
-                        assert 0 <= version.number - label.number <= world.options.staleness
+                        fork = world.fork(label)
+                        if not world.options.keep_abandoned:
+                            assert label.number <= fork, f"{label} is abandoned: {world.lineage}"
+                        way = version.number - min(label.number, fork) + max(0, label.number - fork)
+                        assert 0 <= way <= world.options.staleness
     earlier = [g.id for at, (other, _) in world.trained.items() if at < step for g in other.groups]
     assert not {g.id for g in take.groups} & set(earlier), "trained twice"
     assert [world.trained[at][0].id for at in sorted(world.trained) if at < step] == list(range(1, take.id))
@@ -106,7 +110,7 @@ def check_take(world: World, take: Take, step: int, version: Version) -> None:
 
 async def one_life(world: World) -> bool:
     """One conductor's life, from start or resume to its death or the run's end; whether the run ended."""
-    pool = await Pool.open(world.folder / "pool.sqlite")
+    pool = await Pool.open(world.folder / "pool.sqlite", keep=world.options.keep)
     runner = Runner(
         world.options,
         pool=pool,
@@ -226,9 +230,18 @@ async def whole_story(world: World) -> None:
     epochs=st.sampled_from([None, 1, 3]),
     tight=st.booleans(),
     extra=st.integers(0, 1),
+    keep=st.booleans(),
 )
 def test_bound_ledger_and_progress(
-    seed: int, batch: int, staleness: int, policy: str, rows: int, epochs: int | None, tight: bool, extra: int
+    seed: int,
+    batch: int,
+    staleness: int,
+    policy: str,
+    rows: int,
+    epochs: int | None,
+    tight: bool,
+    extra: int,
+    keep: bool,
 ) -> None:
     options = RolloutOptions.model_validate(
         {
@@ -241,6 +254,7 @@ def test_bound_ledger_and_progress(
             "time_limit": 60.0,
             "epochs": epochs,
             "straggler_seconds": 5.0 if seed % 2 else None,
+            "keep_abandoned": keep and staleness > 0,
         }
     )
     with tempfile.TemporaryDirectory() as folder:

@@ -240,3 +240,20 @@ def test_a_step_waits_only_for_what_waiting_can_save() -> None:
 def test_stored_bytes_are_few() -> None:
     size = len(_stored(group_of(0, "1.0", tokens=2000)).body)
     assert size / 2000 < 8
+
+
+async def test_groups_of_abandoned_weights_are_kept_within_the_bound_where_asked(tmp_path: Path) -> None:
+    pool = await Pool.open(tmp_path / "pool.sqlite", keep=2)
+    await pool.resume(Version(1, 0))
+    await pool.start("data")
+    await put(pool, group_of(0, "1.4"), group_of(1, "1.5"), group_of(2, "1.6"), group_of(3, "1.3"))
+    await pool.resume(Version(2, 4), None)  # the checkpoint holds version 4: 1.5 is one update off, 1.6 two
+    assert (await pool.content()).pooled == (0, 1, 2, 3)
+    assert await pool.put(group_of(4, "1.5", "2.4"))
+    assert not await pool.put(group_of(5, "1.7"))
+    change, take = await pool.take(5, Version(2, 5), rule(batch=4, staleness=2))
+    # At version 5 the way to 1.5 is two updates, to 1.6 three: that one is asked again.
+    assert change.dropped == (Ask(2, 1),)
+    assert take is not None
+    assert sorted(take.ids) == [0, 1, 3, 4]
+    await pool.close()

@@ -1,0 +1,149 @@
+"""A tiny run on real parts, started as a user starts it, and what may be done to its processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from agentrl.monitor.metrics import read_metrics
+from agentrl.testing.tiny import make_tiny_model
+
+ENV = '''
+import asyncio
+from agentrl.env import Env
+from agentrl.types import Step
+
+class Bright(Env):
+    """Two turns; what counts is how many of the answer's characters come early in the alphabet."""
+    def __init__(self, row, *, fault=""):
+        super().__init__(row)
+        self.fault, self.turn = fault, 0
+    @classmethod
+    def rows(cls, split, seed):
+        return ({"word": f"{split} {i}"} for i in range(40))
+    async def reset(self, *, seed=None, options=None):
+        return [{"role": "user", "content": self.row["word"]}], {}
+    async def step(self, action):
+        if self.fault == "step":
+            raise RuntimeError("the simulator broke")
+        self.turn += 1
+        text = action["content"] or ""
+        reward = sum(c < "m" for c in text) / max(len(text), 1)
+        if self.fault:
+            reward = {"nan": float("nan"), "text": "good"}[self.fault]
+        return Step([{"role": "user", "content": "again"}], reward, self.turn == 2, False, {})
+'''
+RUN = """
+name = "r"
+model = "model"
+[env]
+path = "env.py:Bright"
+[rollout]
+groups_per_step = 2
+samples = 2
+max_tokens = 24
+filter_equal = false
+max_failed = 2
+[eval]
+every = 2
+rows = 3
+[train]
+steps = 3
+lr = 1e-3
+checkpoint_every = 2
+"""
+
+
+def make_place(folder: Path, *, layers: int = 1, hidden: int = 32, intermediate: int = 32) -> Path:
+    """A folder with a model, an environment and a config."""
+    make_tiny_model(folder / "model", layers=layers, hidden=hidden, intermediate=intermediate, max_length=256)
+    (folder / "env.py").write_text(ENV)
+    (folder / "run.toml").write_text(RUN)
+    return folder
+
+
+def start(place: Path, *arguments: str, before: Sequence[str] = ()) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*before, sys.executable, "-m", "agentrl.cli", *arguments],
+        cwd=place,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finished(process: subprocess.Popen[str], seconds: float = 100) -> tuple[int, str]:
+    try:
+        output, _ = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    return process.returncode, output
+
+
+def wait_for(what: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 90) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < end, "it did not come to that in time"
+        time.sleep(0.05)
+
+
+def lines(run: Path, kind: str) -> list[dict[str, Any]]:
+    return [line for line in read_metrics(run / "metrics.jsonl") if line["kind"] == kind]
+
+
+def children_of(place: Path) -> list[str]:
+    """Command lines of live processes that belong to runs in `place`."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if str(place) in command and "agentrl.train" in command:
+                found.append(command)
+    return found
+
+
+def wait_for_none(place: Path) -> None:
+    """The guards end the children of a conductor that was killed."""
+    end = time.monotonic() + 10
+    while left := children_of(place):
+        assert time.monotonic() < end, left
+        time.sleep(0.1)
+
+
+def kill_child(conductor: int, command: str, number: signal.Signals = signal.SIGKILL) -> None:
+    """Signal the last process below the conductor that runs `command`: a trainer's rank, not torchrun or a guard."""
+    parents: dict[int, int] = {}
+    commands: dict[int, str] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                commands[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+
+    def descends(pid: int) -> bool:
+        while pid in parents and pid != conductor:
+            pid = parents[pid]
+        return pid == conductor
+
+    launchers = ("agentrl.child", "torch.distributed.run")
+    found = [
+        pid
+        for pid in parents
+        if command in commands[pid] and descends(pid) and not any(name in commands[pid] for name in launchers)
+    ]
+    os.kill(max(found), number)
