@@ -78,9 +78,9 @@ def gspo_gain(
     clip_low: float,
     clip_high: float,
 ) -> Gain:
-    """PPO's gain with the sequence's ratio s = exp(mean over its tokens of log u) (Zheng et al. 2025, eq. 6 and 14).
+    """PPO's gain with the sequence's ratio s = exp(mean over its tokens of log u) (Zheng et al. 2025, GSPO-token).
 
-    s is a constant to each token's gradient, times u/sg(u): equal to eq. 7 where all tokens have one advantage.
+    s is a constant to each token's gradient, times u/sg(u): equal to GSPO where all tokens have one advantage.
     """
     difference = log_ratio(logprobs, proximal, mask)
     length = segment_sum(mask.float(), sequences).clamp(min=1)
@@ -92,7 +92,7 @@ def gspo_gain(
 def cispo_gain(
     logprobs: Tensor, proximal: Tensor, advantages: Tensor, mask: Tensor, *, clip_low: float, clip_high: float
 ) -> Gain:
-    """sg(clip(u, 1-ε_low, 1+ε_high))·A·log π_θ (MiniMax-M1 2025, eq. 4): clipping bounds a weight, and no token's
+    """sg(clip(u, 1-ε_low, 1+ε_high))·A·log π_θ (MiniMax-M1 2025): clipping bounds a weight, and no token's
     gradient vanishes."""
     ratio = log_ratio(logprobs, proximal, mask).exp().detach()
     limited = ratio.clamp(1 - clip_low, 1 + clip_high)
@@ -269,7 +269,7 @@ def returns_to_go(rewards: Mapping[int, float], discount: float = 1.0) -> dict[i
 
 
 def overlong_penalty(length: int, limit: int, buffer: int, penalty: float) -> float:
-    """0 up to `limit - buffer` tokens, then linearly to -penalty at `limit` and beyond (Yu et al. 2025, eq. 13)."""
+    """0 up to `limit - buffer` tokens, then linearly to -penalty at `limit` and beyond (Yu et al. 2025)."""
     if length > limit or buffer == 0:
         return -penalty if length > limit else 0.0
     return min((limit - buffer - length) / buffer, 0.0) * penalty

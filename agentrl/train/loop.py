@@ -182,6 +182,8 @@ class Trainer:
 
     def hand_over(self) -> None:
         """Write the weights and tell the conductor, which publishes them and removes the folder when it is done."""
+        if not self.job.hand_over:
+            return
         started = time.perf_counter()
         target = self.job.weights_dir / str(self.version)
         persist.write_weights(self.backend, self.job.model_dir, target)

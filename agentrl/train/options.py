@@ -277,6 +277,8 @@ class TrainerJob(BaseModel):
     """Counts continuations; part of every version's label."""
     resume: Path | None = None
     """A checkpoint folder to continue from, or None to start from `model_dir` at version 0."""
+    hand_over: bool = True
+    """Whether each step's weights are written for engines; imitation has none."""
 
 
 def check_algorithm(options: AlgorithmOptions) -> None:

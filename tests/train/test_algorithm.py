@@ -80,7 +80,7 @@ SEQUENCES = torch.repeat_interleave(torch.arange(4), torch.tensor([10, 25, 5, 20
 
 @pytest.mark.parametrize("seed", range(3))
 def test_gspo_oracle(seed: int) -> None:
-    """Value of eq. 14; and where a sequence has one advantage, the gradient of eq. 5 with per-sequence means."""
+    """The value by token; and where a sequence has one advantage, the gradient of its ratio as a whole."""
     new, prox, _, advantages, mask = drawn(seed)
     new.requires_grad_(True)
     found = F.gspo_gain(new, prox, advantages, mask, SEQUENCES, clip_low=0.3, clip_high=0.4)
