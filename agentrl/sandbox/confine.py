@@ -118,8 +118,8 @@ def _limits(config: Config) -> list[tuple[int, int]]:
     ]
     if not config.cgroup:
         limits.append((resource.RLIMIT_AS, config.memory))
-        # Shared per user id, and without effect for root: only with an id that nobody else has.
-        if config.uid is not None or os.getuid() != 0:
+        # Counted by user id (since Linux 5.14 in each user namespace): only where nobody else has the box's.
+        if config.namespace:
             limits.append((resource.RLIMIT_NPROC, config.pids))
     hard = {kind: resource.getrlimit(kind)[1] for kind, _ in limits}
     return [(kind, value if hard[kind] < 0 else min(value, hard[kind])) for kind, value in limits]

@@ -136,7 +136,8 @@ def _fill(root: Path, busybox: Path, chosen: Iterable[Distribution]) -> None:
         (root / "usr/bin" / name).symlink_to(binary)
     loaded = [binary, *_inside(root, stdlib).rglob("*.so"), *_inside(root, stdlib).rglob("*.so.*"), busybox]
     for library in _libraries(loaded):
-        _copy(library, root)
+        if not library.is_relative_to(root):  # what a wheel brought is there already
+            _copy(library, root)
     _open_to_all(root)
 
 
@@ -162,8 +163,10 @@ def _copy_distribution(one: Distribution, site: Path) -> None:
 def _libraries(binaries: Iterable[Path]) -> set[Path]:
     names = [str(path) for path in binaries]
     listed = subprocess.run(["ldd", *names], capture_output=True, text=True, check=False).stdout
-    found = {Path(path) for path in re.findall(r"(?:=>\s*|^\s+)(/\S+)\s+\(0x", listed, flags=re.MULTILINE)}
-    return {path for path in found if path.exists() and str(path) not in names}
+    found = {
+        Path(os.path.normpath(path)) for path in re.findall(r"(?:=>\s*|^\s+)(/\S+)\s+\(0x", listed, flags=re.MULTILINE)
+    }
+    return {path for path in found if path.exists()}
 
 
 def _open_to_all(root: Path) -> None:

@@ -88,7 +88,7 @@ async def others(box: Sandbox) -> str:
 import os
 for p in os.listdir('/proc'):
     try:
-        if p.isdigit() and int(p) != os.getpid() and os.stat('/proc/' + p).st_uid == os.getuid():
+        if p.isdigit() and int(p) not in (1, os.getpid(), os.getppid()):
             print(p, repr(open(f'/proc/{p}/cmdline').read()))
     except OSError: pass
 """
@@ -273,7 +273,7 @@ print('BREACH' if used > {CPU * 1.5} else 'stopped', used)
         Attack("host file 0644", read.format(path=str(world.file_0644))),
         Attack("parent's environment", environ),
         Attack("kill the caller", f"import os\nos.kill({os.getpid()}, 0)\nprint('BREACH')"),
-        Attack("kill the server", "import os\nos.kill(os.getppid(), 9)\nprint('BREACH')", judge=works_after),
+        Attack("kill the server", "import os\nos.kill(os.getppid(), 9)", judge=works_after),
         Attack("kill everything", "import os\nif os.getpid() < 30000: os.kill(-1, 9)", judge=works_after),
         Attack("write outside", outside),
         Attack("output flood", "import os\nwhile True: os.write(1, bytes(1 << 16))", judge=capped),
