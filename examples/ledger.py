@@ -30,6 +30,8 @@ import zstandard
 
 SCORED = {"finished", "truncated", "max_turns", "max_tokens", "time_limit"}
 DONE = {"trained", "taken", "filtered", "given_up"}
+DEFAULT_STALENESS = 4
+"""`rollout.staleness` where the run's config leaves it out."""
 OPEN = {"waiting", "running", "pooled"}
 
 
@@ -106,16 +108,18 @@ def trained_labels(body: bytes) -> Iterator[tuple[Label, int]]:
                     yield label(segment[2]), segment[0]
 
 
-def survives(label: Label, at: Label, begins: dict[int, int]) -> bool:
-    """Whether the weights `label` are ancestors of the weights `at`."""
+def updates_between(label: Label, at: Label, begins: dict[int, int]) -> tuple[int, int]:
+    """Updates from the last common weights to `label` (0: it is an ancestor), and from there to `at`."""
     between = (number for n, number in begins.items() if label.incarnation < n <= at.incarnation)
-    return label.number <= min(between, default=label.number)
+    fork = min((label.number, *between))
+    return label.number - fork, at.number - fork
 
 
-def check(run: Path, *, keep_abandoned: bool = False) -> dict[str, Any]:
+def check(run: Path) -> dict[str, Any]:
     """The verdict on a run that has ended."""
     told = history(run)
-    config = tomllib.loads((run / "config.toml").read_text())["rollout"]
+    config = tomllib.loads((run / "config.toml").read_text()).get("rollout", {})
+    staleness, keep = config.get("staleness", DEFAULT_STALENESS), config.get("keep_abandoned", False)
     db = sqlite3.connect(f"file:{run / 'pool.sqlite'}?mode=ro", uri=True)
     states = dict(db.execute("SELECT position, state FROM positions"))
     unexplained = db.execute(
@@ -140,9 +144,10 @@ def check(run: Path, *, keep_abandoned: bool = False) -> dict[str, Any]:
                 continue
             for made_by, length in trained_labels(row[0]):
                 tokens["trained"] += length
-                oldest = max(oldest, take.label.number - made_by.number)
-                tokens["over_staleness"] += length * (take.label.number - made_by.number > config["staleness"])
-                tokens["abandoned"] += length * (not survives(made_by, take.label, told.begins))
+                aside, ahead = updates_between(made_by, take.label, told.begins)
+                oldest = max(oldest, aside + ahead)
+                tokens["over_staleness"] += length * (aside + ahead > staleness)
+                tokens["abandoned"] += length * (aside > 0)
     db.close()
     wrong = {
         "lost": sum(states.get(group) not in DONE for group in of_takes),
@@ -154,7 +159,7 @@ def check(run: Path, *, keep_abandoned: bool = False) -> dict[str, Any]:
         "gaps_in_steps": sum(a != b for a, b in zip(steps, range(1, len(steps) + 1), strict=True)),
         "steps_told_differently": len(differing),
         "tokens_over_staleness": tokens["over_staleness"],
-        "tokens_of_abandoned_weights": 0 if keep_abandoned else tokens["abandoned"],
+        "tokens_of_abandoned_weights": 0 if keep else tokens["abandoned"],
     }
     return {
         "ok": not any(wrong.values()),

@@ -38,7 +38,6 @@ class _Imitation:
         self._desk = desk
         self._weights = desk.folder.weights_folder(plan.model_bytes)
         self._url = ""
-        self._last: str | None = None
         self._step = 0
         source = Conversations(
             plan.train,
@@ -92,6 +91,7 @@ class _Imitation:
             seed=self._config.seed,
             incarnation=incarnation,
             resume=checkpoint,
+            hand_over=False,
         )
 
     async def _begin(self, version: Version, checkpoint: Checkpoint | None) -> None:
@@ -102,10 +102,8 @@ class _Imitation:
         return self._step >= self._config.train.steps
 
     async def weights(self, ready: WeightsReady) -> None:
-        """Nobody samples here. The folder stays until the next one is in: a checkpoint may still copy it."""
-        if self._last is not None and self._last != ready.path:
-            shutil.rmtree(self._last, ignore_errors=True)
-        self._last = ready.path
+        """Nobody samples here, and the trainer was told so."""
+        raise RunError(f"the trainer handed over weights {ready.version} although nobody samples")
 
     async def metrics(self, report: StepMetrics) -> None:
         self._watchdog.beat(f"step {report.step}")

@@ -29,6 +29,7 @@ from agentrl.conductor.feed import (
     StepMetrics,
     WeightsReady,
 )
+from agentrl.conductor.gauge import PublishGauge
 from agentrl.conductor.imitate import keep_model
 from agentrl.conductor.meter import MeteredEngine, RolloutMeter
 from agentrl.conductor.publish import Published, Publisher
@@ -36,7 +37,7 @@ from agentrl.conductor.supervise import Supervisor
 from agentrl.conductor.watchdog import Wait, Watchdog
 from agentrl.endpoint.app import Endpoint
 from agentrl.endpoint.template import ChatTemplate
-from agentrl.engine.router import PublishReport
+from agentrl.engine.router import PublishReport, Router
 from agentrl.errors import RunError
 from agentrl.rollout.player import Player
 from agentrl.rollout.pool import Pool
@@ -48,7 +49,6 @@ from agentrl.types import Group, Version
 
 LAST_PUBLISH_SECONDS = 300.0
 STATE_EVERY = 2.0
-RESUME_SECONDS = 5.0
 
 
 async def reinforce(config: RunConfig, plan: RunPlan, desk: Desk, *, resume: bool) -> None:
@@ -96,9 +96,7 @@ class _Run:
         self._publisher: Publisher[PublishReport] = Publisher(
             self._publish, self._on_published, desk.note, owned=self._weights
         )
-        self._last_publish: dict[str, Any] = {}
-        self._measuring: set[asyncio.Future[float | None]] = set()
-        self._publishes = 0
+        self._gauge = PublishGauge()
         self._evaluator: Evaluator | None = None
 
     # --- the run from start to end
@@ -136,8 +134,7 @@ class _Run:
             await self._evaluator.stop()
         if self._opening is not None:
             await _end(self._opening)
-        for measuring in list(self._measuring):
-            measuring.cancel()
+        self._gauge.stop()
         await self._feed.stop()
         if self._endpoint is not None:
             await self._endpoint.stop()
@@ -313,47 +310,28 @@ class _Run:
         step, take = found.get("seconds/step"), found.get("seconds/take")
         if isinstance(step, float) and isinstance(take, float) and step > 0:
             found["trainer/idle_share"] = min(1.0, take / step)
-        found |= self._last_publish
-        found["publish/count"] = self._publishes
+        found |= self._gauge.last
+        found["publish/count"] = self._gauge.count
         found["faults/trainer"], found["faults/engines"] = self._supervisor.deaths, self._fleet.deaths
         return found
 
     # --- publishing
 
     async def _publish(self, path: Path, version: Version) -> PublishReport:
-        gaps = await self._longest_gap()
-        if gaps is not None and self._publishes:
-            self._last_publish["publish/longest_gap_ms"] = gaps
+        self._gauge.longest_gap(await self._longest_gap())
         with self._watchdog.waiting("the publisher", f"the engines to load {version}"):
             # An engine that is being started again is no refusal.
             await self._fleet.serving()
             return await self._fleet.router.publish(path, version)
 
     async def _on_published(self, done: Published[PublishReport]) -> None:
-        self._publishes += 1
         self._watchdog.beat(f"publish of {done.version}")
         assert self._engine is not None
-        resumed = asyncio.ensure_future(self._engine.resumed(RESUME_SECONDS))
+        figures = self._gauge.published(done, self._engine)
         await self.runner.published(done.version)
-        figures = {
-            "publish/seconds": done.seconds,
-            "publish/pause_ms": 1e3 * done.report.pause_seconds,
-            "publish/load_ms": 1e3 * done.report.load_seconds,
-            "publish/stall_ms": 1e3 * done.report.stall_seconds,
-            "publish/skipped": done.skipped,
-        }
-        self._last_publish |= figures
         self._desk.metrics.write("publish", {"step": done.step, "version": str(done.version), **figures})
-        resumed.add_done_callback(self._note_resumed)
-        self._measuring.add(resumed)
         if done.report.failed:
             self._desk.note(f"weights {done.version} did not get into {done.report.failed}")
-
-    def _note_resumed(self, task: asyncio.Future[float | None]) -> None:
-        """Written with the step's metrics: the next publish must not wait for rollouts that have nothing to ask."""
-        self._measuring.discard(task)
-        if not task.cancelled() and task.exception() is None and (seconds := task.result()) is not None:
-            self._last_publish["publish/resume_ms"] = 1e3 * seconds
 
     async def _longest_gap(self) -> float | None:
         """The longest time without a token since the last publish, its own stall included, over the engines."""
@@ -372,6 +350,12 @@ class _Run:
             return []
         return [Wait("rollouts", self._runner.waits_for(), 0.0)]
 
+    def _engine_state(self, router: Router | None) -> str:
+        if router is None or self._engine is None:
+            return "starting"
+        fenced = "; ".join(f"{url} serves nothing: {why}" for url, why in router.fenced.items())
+        return f"{fenced or 'all serve'}, {self._engine.in_flight} requests in flight"
+
     async def _tell_state(self) -> None:
         while True:
             router = self._fleet.router if self._opened.is_set() else None
@@ -382,7 +366,9 @@ class _Run:
                 "steps": self._config.train.steps,
                 "published": str(self._runner.version) if self._runner else None,
                 "gate": str(self._runner.gate) if self._runner else None,
-                "engines": router.fenced or "all serve" if router else "starting",
+                "pool": self._runner.pool_state() if self._runner else None,
+                "engines": self._engine_state(router),
+                "trainer": "; ".join(str(wait) for wait in self._supervisor.waits()),
                 "waits": [str(wait) for wait in self._watchdog.waits()],
             }
             await asyncio.to_thread(self._desk.folder.write_state, state)

@@ -148,6 +148,11 @@ class Runner:
             "rollout_episodes_now": float(self.gate.episodes),
         }
 
+    def pool_state(self) -> str:
+        """How full the pool is, in one line."""
+        pooled, taken = self.gate.count(Stage.POOLED), self.gate.count(Stage.TAKEN)
+        return f"{pooled} groups wait for the trainer, {taken} are with it, a batch is {self.options.groups_per_step}"
+
     def waits_for(self) -> str:
         """Who waits for what, in one line, for a watchdog or a status page."""
         now = asyncio.get_running_loop().time()
