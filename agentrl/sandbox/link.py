@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import struct
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib.resources import files
@@ -267,7 +268,8 @@ class Process:
             async with asyncio.timeout(2.0):
                 await self._process.wait()
         except TimeoutError:
-            self._process.kill()
+            # Its process group: bubblewrap's inner process outlives the outer one.
+            os.killpg(self._process.pid, signal.SIGKILL)
             await self._process.wait()
         self._process._transport.close()  # type: ignore[attr-defined]  # else its pipes wait for the collector
 

@@ -119,7 +119,8 @@ class Pool:
 def open_sandbox(options: SandboxOptions) -> Pool:
     """The pool of `options.kind`. Use it as `async with open_sandbox(options) as pool, pool.box() as box`.
 
-    Raises ConfigError where this machine cannot offer the kind, with the remedy.
+    The first use builds the root file system or image (2–15 s) and blocks: call it through `asyncio.to_thread` where a
+    loop must go on. Raises ConfigError where this machine cannot offer the kind, with the remedy.
     """
     made: Callable[[SandboxOptions], Any] | Any
     if options.kind in KINDS:
