@@ -19,9 +19,8 @@ needs_bwrap = pytest.mark.skipif(
     shutil.which("bwrap") is None or shutil.which("busybox") is None,
     reason="needs bubblewrap and busybox: apt-get install bubblewrap busybox-static",
 )
-needs_docker = pytest.mark.skipif(
-    "DOCKER_HOST" not in os.environ, reason="needs an engine at DOCKER_HOST: .ci/docker.sh"
-)
+DOCKER_IS_HERE = "DOCKER_HOST" in os.environ
+needs_docker = pytest.mark.skipif(not DOCKER_IS_HERE, reason="needs an engine at DOCKER_HOST: .ci/docker.sh")
 BUBBLEWRAP = pytest.param("bubblewrap", marks=needs_bwrap)
 DOCKER = pytest.param("docker", marks=[pytest.mark.docker, needs_docker])
 BOUNDARIES = [BUBBLEWRAP, DOCKER]
