@@ -16,9 +16,12 @@ import numpy as np
 
 from agentrl.endpoint.messages import canonical, copied, same
 from agentrl.endpoint.render import Prompt, Setting
+from agentrl.endpoint.tape import Strip, strip
 from agentrl.engine.types import Completion
 from agentrl.errors import EngineError
 from agentrl.types import Context, Int32Array, Message, Sampled, Segment, SplitReason, Trajectory
+
+_NOTHING: Int32Array = np.empty(0, np.int32)
 
 
 class Turn(NamedTuple):
@@ -45,7 +48,7 @@ class Line:
     parent: Line | None = None
     parent_turn: int = -1
     shared: int = 0
-    tokens: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
+    strip: Strip | None = None
     segments: list[Segment] = field(default_factory=list)
     seen: list[Message] = field(default_factory=list)
     known: list[Message] = field(default_factory=list)
@@ -53,6 +56,11 @@ class Line:
     sampled: set[int] = field(default_factory=set)
     raw: dict[int, str] = field(default_factory=dict)
     texts: list[str] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> Int32Array:
+        """`[n]` everything that was shown and sampled."""
+        return _NOTHING if self.strip is None else self.strip.tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,6 +82,13 @@ class Place:
             return self
         kept = self.line.known[: self.line.turns[self.turn].messages]
         return Place(None, -1, self.given, [*kept, *self.new], self.setting, self.agent, reason)
+
+    def shown(self, prompt: Prompt) -> Strip:
+        """Everything that the engine is sent: what is there, and the prompt after it."""
+        if self.line is None or self.line.strip is None:
+            return strip(prompt.tokens)
+        before = self.line.turns[self.turn].tokens
+        return Strip(self.line.strip.tape, self.line.tokens[:before]).then(prompt.tokens)
 
 
 class Sample(NamedTuple):
@@ -135,8 +150,9 @@ class Recorder:
                 return Place(line, len(line.turns) - 1, (), [], setting, agent, SplitReason.BRANCH), len(known)
         return Place(None, -1, (), [], setting, agent, SplitReason.OTHER if mine else SplitReason.START), 0
 
-    def append(self, place: Place, prompt: Prompt, sample: Sample) -> Line:
-        """Record a sampled turn; EngineError where the engine's numbers cannot be."""
+    def append(self, place: Place, prompt: Prompt, shown: Strip, sample: Sample) -> Line:
+        """Record a turn that was sampled after `shown`, which ends with `prompt`; EngineError where the engine's
+        numbers cannot be."""
         # All that can fail comes first: a turn is recorded whole or not at all.
         sampled = _sampled_segments(sample)
         seen = [copied(message) for message in place.given[_at(place) :]]
@@ -149,7 +165,7 @@ class Recorder:
         if prompt.tokens.size:
             line.segments.append(Segment(prompt.tokens, None, Context()))
         line.segments += sampled
-        line.tokens = np.concatenate((line.tokens, prompt.tokens, sample.completion.tokens))
+        line.strip = shown.then(sample.completion.tokens)
         line.texts += (prompt.text, sample.text)
         line.sampled.add(len(line.known))
         line.raw[len(line.known)] = sample.said
@@ -174,7 +190,6 @@ class Recorder:
         else:
             at = parent.turns[turn]
             line = Line(len(self.lines), place.agent, reason, place.setting, parent, turn, at.tokens)
-            line.tokens = parent.tokens[: at.tokens]
             line.seen, line.known = parent.seen[: at.messages], parent.known[: at.messages]
             line.sampled = {i for i in parent.sampled if i < at.messages}
             line.raw = {i: text for i, text in parent.raw.items() if i < at.messages}

@@ -9,6 +9,7 @@ was left out.
 from __future__ import annotations
 
 import marshal
+import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,8 +24,10 @@ from agentrl.errors import ConfigError, ContractError
 from agentrl.types import Context, Demonstration, Int32Array, Message, Segment, Trajectory
 
 T = TypeVar("T")
-_QUESTION = "q\ue002"
-_ANSWER = "a\ue003"
+# What stands in for the history; random, so that no message can hold it.
+_NONCE = f"{secrets.randbelow(10**18):018d}"
+_QUESTION = f"q\ue002{_NONCE}\ue003"
+_ANSWER = f"a\ue002{_NONCE}\ue003"
 
 
 class Prompt(NamedTuple):

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 from openai import AsyncOpenAI, NotGiven, Omit
 
 from agentrl.endpoint.options import EndpointOptions
@@ -21,9 +20,10 @@ from agentrl.endpoint.render import Prompt, Renderer
 from agentrl.endpoint.reply import Choice, Reply, before_stop, message_of, to_openai
 from agentrl.endpoint.request import ChatRequest, Refused, read_request, untrainable
 from agentrl.endpoint.stream import DirectStream
+from agentrl.endpoint.tape import Strip
 from agentrl.engine.types import Completion, Engine, GenerateRequest
 from agentrl.errors import AgentRLError, ContractError, DeadlineExceeded, EngineError, LimitReached
-from agentrl.types import Int32Array, SplitReason, Trajectory
+from agentrl.types import SplitReason, Trajectory
 
 if TYPE_CHECKING:
     from agentrl.endpoint.app import Endpoint
@@ -60,7 +60,7 @@ class _Plan:
     number: int
     place: Place
     prompt: Prompt
-    tokens: Int32Array
+    shown: Strip
     budget: int
     temperature: float
     trained: bool
@@ -174,17 +174,14 @@ class Session:
         temperature = self.terms.temperature if request.temperature is None else request.temperature
         trained = self._trained(request, temperature)
         place, prompt = self._prompter.prompt(request)
-        tokens = prompt.tokens
-        if place.line is not None:
-            before = place.line.turns[place.turn].tokens
-            tokens = np.concatenate((place.line.tokens[:before], prompt.tokens))
+        shown = place.shown(prompt)
         number, self._calls = self._calls, self._calls + 1
         return _Plan(
             number,
             place,
             prompt,
-            tokens,
-            self._budget(request, int(tokens.size)),
+            shown,
+            self._budget(request, int(shown.tokens.size)),
             temperature,
             trained,
             deadline if end is None else min(deadline, end),
@@ -244,7 +241,7 @@ class Session:
             seed=self._seed(plan, request, index),
         )
         name = f"{self.id}-{plan.number}-{index}"
-        asked = GenerateRequest(name, self.id, plan.tokens, sampling, plan.deadline)
+        asked = GenerateRequest(name, self.id, plan.shown.tokens, sampling, plan.deadline)
         told = (
             None if on_choice is None else lambda so_far: on_choice(index, Progress(so_far, plan.prompt, plan.number))
         )
@@ -271,17 +268,20 @@ class Session:
             message = message_of(parsed, self.call_ids(plan.number, index, len(parsed.calls)))
             said = plan.prompt.opened + said
             sample = Sample(completion, plan.temperature, plan.trained, message, text, said, plan.number)
-            self._recorder.append(plan.place, plan.prompt, sample)
+            self._recorder.append(plan.place, plan.prompt, plan.shown, sample)
             self._call_ids.pop((plan.number, index), None)
             self._malformed += len(parsed.errors)
             self._sampled += int(completion.tokens.size)
             self._cut += completion.finish == "length"
             finish = "tool_calls" if parsed.calls and completion.finish == "stop" else completion.finish
             choices.append(Choice(message, finish, self.logprobs(completion) if request.logprobs else None))
-        self._prompted += int(plan.tokens.size)
+        shown = int(plan.shown.tokens.size)
+        self._prompted += shown
         sampled = sum(int(completion.tokens.size) for completion in completions)
         name = f"chatcmpl-{self.id}-{plan.number}"
-        return Reply(name, int(time.time()), self._options.model_name, tuple(choices), int(plan.tokens.size), sampled)
+        return Reply(
+            name, int(time.time()), self._options.model_name, tuple(choices), int(plan.shown.tokens.size), sampled
+        )
 
     def read(self, request: ChatRequest, prompt: Prompt, said: str, truncated: bool) -> Parsed:
         """What was sampled after a prompt, in parts."""

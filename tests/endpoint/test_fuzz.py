@@ -125,7 +125,7 @@ async def send(template: ChatTemplate, requests: list[Any]) -> None:
         await endpoint.stop()
 
 
-@settings(max_examples=25, **LIMITS)  # type: ignore[arg-type]
+@settings(max_examples=10, **LIMITS)  # type: ignore[arg-type]
 @given(requests=st.lists(REQUEST, min_size=5, max_size=12))
 def test_any_request_has_an_answer(tiny_once: ChatTemplate, requests: list[Any]) -> None:
     asyncio.run(send(tiny_once, requests))

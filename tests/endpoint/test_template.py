@@ -149,3 +149,13 @@ def test_demonstrations_are_what_a_rollout_would_have_recorded(tiny: ChatTemplat
     assert tiny.decode(trajectory.tokens[trajectory.loss_mask]) == "a<|im_end|>b<|im_end|>"
     with pytest.raises(ContractError, match="at least one assistant"):
         renderer.demonstrate(messages[:1], renderer.setting())
+
+
+def test_no_message_can_stand_for_the_history(tiny: ChatTemplate) -> None:
+    renderer = Renderer(tiny)
+    last = {"role": "assistant", "content": "x"}
+    for text in ("a\ue003", "q\ue002", "a\ue002", "\ue000", "\ue001"):
+        new = [{"role": "user", "content": text}]
+        prompt = renderer.extend(last, new, renderer.setting(), ended_by=renderer.end_id)
+        assert tiny.decode(prompt.tokens).count(text) == 1
+        assert "user" in prompt.text
