@@ -218,6 +218,11 @@ class _Run:
                 self._fail_with,
             )
         await self._runner.start(version, cursor)
+        if self._runner.data_start:
+            self._desk.note(
+                f"the rows are others than in an earlier part of this run: they count from position "
+                f"{self._runner.data_start}, their first row first; finished groups of the earlier rows stay"
+            )
         self._desk.note(f"engines serve {version}, rollouts start")
         self._opened.set()
         if version.number == 0 and self._evaluator is not None:

@@ -73,6 +73,8 @@ class Runner:
         self._schedule = Schedule(len(rows), seed, epochs=options.epochs, shuffle=options.shuffle)
         self._waiting: dict[int, Ask] = {}
         self._fresh = 0
+        self.data_start = 0
+        """The position at which the present data begins: above 0 where a resumed run was given other rows."""
         self._running: dict[int, RunningGroup] = {}
         self._groups: set[asyncio.Task[Any]] = set()
         self._taken: dict[int, int] = {}
@@ -263,7 +265,7 @@ class Runner:
             if group.oldest is not None:
                 group.oldest = min(group.oldest, 2 * version.number - group.oldest)
         await self.pool.resume(version, cursor, self._running)
-        first = await self.pool.start(fingerprint(self.rows, self.seed, self.options.shuffle))
+        first = self.data_start = await self.pool.start(fingerprint(self.rows, self.seed, self.options.shuffle))
         self._schedule = Schedule(
             len(self.rows), self.seed, epochs=self.options.epochs, shuffle=self.options.shuffle, start=first
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,8 @@ from agentrl.types import Message, Row, Step, Stop, Version
 
 CASES = {
     case["id"]: case
-    for case in map(
-        json.loads, (Path(__file__).parent.parent / "cases" / "async_staleness.jsonl").read_text().splitlines()
-    )
+    for name in ("async_staleness", "zero3_resume")
+    for case in map(json.loads, (Path(__file__).parents[1] / "cases" / f"{name}.jsonl").read_text().splitlines())
 }
 
 
@@ -62,20 +61,22 @@ async def running(
     body: Callable[[Runner], Awaitable[None]],
     *,
     engine: ScriptedEngine | None = None,
+    rows: int = 64,
+    cursor: Mapping[str, Any] | None = None,
 ) -> None:
     engine = engine or scripted()
     pool = await Pool.open(folder / "pool.sqlite")
     runner = Runner(
         options,
         pool=pool,
-        rows=[{"n": n} for n in range(64)],
+        rows=[{"n": n, "of": rows} for n in range(rows)],
         seed=1,
         env="told",
         make_env=env,
         make_agent=Agent,
         open_session=byte_sessions(engine),
     )
-    await runner.start(engine.version)
+    await runner.start(engine.version, cursor)
     task = asyncio.create_task(runner.run())
     try:
         await body(runner)
@@ -222,3 +223,45 @@ def test_e15_what_failed_before_the_first_call_adds_nothing(tmp_path: Path) -> N
         assert not failed.scored
 
     run_virtual(running(tmp_path, options_of(groups_per_step=1, samples=4), FailsEarly, body))
+
+
+def seven_steps(folder: Path, saved: dict[str, Any]) -> Mapping[str, Any]:
+    """The saved run: as many steps and rows as the case says; the cursor of its checkpoint."""
+    cursors: list[Mapping[str, Any]] = []
+    engine = scripted()
+    batch = saved["rows_used"] // saved.get("step", 7)
+
+    async def body(runner: Runner) -> None:
+        for step in range(saved.get("step", 7)):
+            take = await runner.take(step, Version(1, step), 100.0)
+            assert take is not None
+            cursors.append(take.cursor)
+            engine.set_version(Version(1, step + 1))
+            await runner.published(engine.version)
+
+    options = options_of(groups_per_step=batch, staleness=0)
+    run_virtual(running(folder, options, env_that(all_differ), body, engine=engine))
+    return cursors[-1]
+
+
+@pytest.mark.parametrize(("rows", "first"), [(64, 56), (40, 0)])
+def test_g11_g15_the_data_goes_on_and_other_data_begins_at_its_first_row(tmp_path: Path, rows: int, first: int) -> None:
+    went_on, other = CASES["G11"], CASES["G15"]["input"]
+    assert went_on["expected"]["next_row"] == other["rows_used"] == 56
+    cursor = seven_steps(tmp_path, went_on["input"]["saved"])
+    engine = scripted()
+    engine.set_version(Version(2, went_on["expected"]["version"]))
+    played: list[tuple[int, int]] = []
+
+    async def earn(row: Row, number: int) -> float:
+        played.append((row["of"], row["n"]))
+        return float(number)
+
+    async def body(runner: Runner) -> None:
+        assert await runner.take(7, engine.version, 10.0) is not None
+        # What the first life had already played ahead of the checkpoint is kept, and not played again.
+        assert played[0] == (rows, first)
+        assert (runner.data_start > 0) == (rows == other.get("rows", 40))
+
+    options = options_of(groups_per_step=8, staleness=0)
+    run_virtual(running(tmp_path, options, env_that(earn), body, engine=engine, rows=rows, cursor=cursor))
