@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 
 from agentrl.errors import InfrastructureError, SandboxLost
-from agentrl.reward.code.boxes import DETERMINISM, PYTHON, json_lines, run_inside
+from agentrl.reward.code.boxes import PYTHON, json_lines, run_inside
 from agentrl.reward.code.compare import same_output, same_value
 from agentrl.reward.code.extract import compiles, defines, extract_code, final_part
 from agentrl.reward.code.inside.plain import decode, encode
@@ -154,8 +154,8 @@ def _after(preamble: str, code: str) -> str:
 
 
 async def run_program(box: Sandbox, stdin: str, seconds: float, path: str = "solution.py") -> ExecResult:
-    """Run a program of the box with the settings that make its output repeatable."""
-    return await box.exec([PYTHON, path], stdin=stdin.encode(), env=DETERMINISM, timeout=seconds)
+    """Run a program of the box on this input."""
+    return await box.exec([PYTHON, path], stdin=stdin.encode(), timeout=seconds)
 
 
 def _ended(ran: ExecResult) -> Status:

@@ -63,6 +63,8 @@ class Tape:
         self.kinds: dict[str, Any] = request["kinds"]
         self.ops: list[Any] = []
         self.live = True
+        self.looking: list[dict[str, Any]] | None = None
+        """While what is left of a statement is searched for calls: those of it that are noted already."""
         self.errors: dict[str, type[BaseException]] = {}
 
     def call(self, op: dict[str, Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
@@ -91,6 +93,10 @@ class Tape:
         if place >= MOST_OPS:
             self.live = False
             raise Pending
+        if self.looking is not None:
+            if op in self.looking:
+                raise Pending
+            self.looking.append(op)
         self.ops.append(op)
         if not self.live or place >= len(self.recorded) or self.recorded[place] != op:
             self.live = False
@@ -99,6 +105,10 @@ class Tape:
             raise ProgramEnded(f"the program ended before it answered ({self.end})")
         answer: dict[str, Any] = self.answers[place]
         return answer
+
+    def look(self, on: bool) -> None:
+        """Begin or end the search of a statement that lacks an answer."""
+        self.looking = self.ops[-1:] if on else None
 
     def _lookup(self, tag: str, content: Any) -> Any:
         if tag != "$object":

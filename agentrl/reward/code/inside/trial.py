@@ -19,7 +19,6 @@ import random
 import sys
 import traceback
 import types
-import unittest
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,6 +28,7 @@ from agentrl.reward.code.inside.tape import Pending, Tape, stand_in
 MODULES = ("solution", "candidate", "main", "your_module", "answer")
 """Names under which tests may import the program."""
 _PENDING = "_pending_answer_"
+_LOOK = "_look_for_calls_"
 _Result = dict[str, str]
 _Test = tuple[str, Callable[[], Any]]
 
@@ -64,6 +64,7 @@ def _load(request: dict[str, Any], tape: Tape) -> types.ModuleType:
     module = types.ModuleType("tests")
     space = module.__dict__
     space[_PENDING] = Pending
+    space[_LOOK] = tape.look
     # Helpers of the question are the row's own, not the candidate's versions of them.
     exec(compile(request["preamble"] or "", "preamble.py", "exec"), space)
     entry = request["entry_point"]
@@ -105,11 +106,23 @@ def _skip(statement: ast.stmt) -> ast.stmt:
         statement.body = _skippable(statement.body)
     if not isinstance(statement, (ast.Assert, ast.Expr, ast.With, ast.If, ast.For)):
         return statement
-    handler = ast.ExceptHandler(ast.Name(_PENDING, ast.Load()), None, [ast.Pass()])
+    handler = ast.ExceptHandler(ast.Name(_PENDING, ast.Load()), None, _search(statement))
     if isinstance(statement, ast.For):
         inner = ast.Try(statement.body, [handler], [], [])
         statement.body = [ast.copy_location(inner, statement)]
     return ast.copy_location(ast.Try([statement], [handler], [], []), statement)
+
+
+def _search(statement: ast.stmt) -> list[ast.stmt]:
+    """Every call in an assertion by itself, the inner ones first: `assert f(1) == f(2)` needs both."""
+    calls = [node for node in ast.walk(statement) if isinstance(node, ast.Call)][::-1]
+    if not isinstance(statement, ast.Assert) or len(calls) < 2:
+        return [ast.Pass()]
+    both: list[ast.expr] = [ast.Name(_PENDING, ast.Load()), ast.Name("Exception", ast.Load())]
+    ignore = ast.ExceptHandler(ast.Tuple(both, ast.Load()), None, [ast.Pass()])
+    tries: list[ast.stmt] = [ast.Try([ast.Expr(call)], [ignore], [], []) for call in calls]
+    look = [ast.Expr(ast.Call(ast.Name(_LOOK, ast.Load()), [ast.Constant(on)], [])) for on in (True, False)]
+    return [look[0], *tries, look[1]]
 
 
 def _tests(module: types.ModuleType, entry_point: str | None, tape: Tape) -> Iterator[_Test]:
@@ -119,9 +132,10 @@ def _tests(module: types.ModuleType, entry_point: str | None, tape: Tape) -> Ite
         return
     found = [(name, value) for name, value in list(space.items()) if getattr(value, "__module__", None) == "tests"]
     for name, value in found:
-        if isinstance(value, type) and issubclass(value, unittest.TestCase):
-            for case in unittest.defaultTestLoader.loadTestsFromTestCase(value):
-                yield f"{name}.{case.id().rpartition('.')[2]}", case.debug  # type: ignore[union-attr]
+        if isinstance(value, type) and any(kind.__module__ == "unittest.case" for kind in value.__mro__):
+            loader: Any = sys.modules["unittest"]
+            for case in loader.defaultTestLoader.loadTestsFromTestCase(value):
+                yield f"{name}.{case.id().rpartition('.')[2]}", case.debug
         elif isinstance(value, type) and name.startswith("Test"):
             for method in [m for m in vars(value) if m.startswith("test")]:
                 yield from _cases(f"{name}.{method}", getattr(value, method), space, value)
@@ -141,11 +155,11 @@ def _run(name: str, test: Callable[[], Any]) -> _Result:
         if inspect.iscoroutine(result):
             result.close()
             raise RuntimeError("an async test cannot be run here")
-    except (unittest.SkipTest, shim.Skipped) as error:
-        return {"name": name, "outcome": "skipped", "kind": "", "text": str(error)}
     except Pending:
         return {"name": name, "outcome": "failed", "kind": "", "text": "no answer"}
     except BaseException as error:
+        if isinstance(error, (shim.Skipped, getattr(sys.modules.get("unittest"), "SkipTest", shim.Skipped))):
+            return {"name": name, "outcome": "skipped", "kind": "", "text": str(error)}
         return {"name": name, "outcome": "failed", "kind": type(error).__name__, "text": _text(error)}
     return {"name": name, "outcome": "passed", "kind": "", "text": ""}
 
