@@ -26,6 +26,8 @@ SHIPPED: dict[str, tuple[dict[str, Any], float]] = {
     "ppo": ({"value_rate": 1.0, "kl_coef": 0.001}, LR / 2),
 }
 CASES = [*SHIPPED, "ppo/turn"]
+QUICK = ("grpo", "rloo", "gspo", "cispo", "ppo", "ppo/turn")
+"""One of each code path; the others differ from these in settings alone."""
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +48,7 @@ def check(model: Path, case: str, lag: int) -> None:
     assert abs(metrics[0]["behaviour/weight_mean"] - 1) < 1e-4, "log-probs of sampler and trainer differ"
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [c if c in QUICK else pytest.param(c, marks=pytest.mark.slow) for c in CASES])
 def test_it_learns_from_data_four_versions_old(model: Path, case: str) -> None:
     check(model, case, 4)
 
