@@ -18,10 +18,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from agentrl.conductor.config import RunConfig
 from agentrl.conductor.feed import Batch, CheckpointReady, FeedServer, Phase, RunIsOver, StepMetrics, WeightsReady
 from agentrl.conductor.trainer import TrainerGroup
-from agentrl.config import load
 from agentrl.monitor.metrics import read_metrics
 from agentrl.train.checkpoint import read
 from agentrl.train.options import TrainerJob
@@ -71,7 +69,6 @@ def first_losses(run: Path) -> dict[int, dict[str, Any]]:
 
 async def replay(run: Path, scratch: Path) -> dict[str, Any]:
     """Run the trainer over the stored takes and compare."""
-    config = load(RunConfig, run / "config.toml", ())
     checkpoint = read(min((run / "checkpoints").glob("step-*")))
     source = Replayed(run / "pool.sqlite")
     feed = FeedServer(source, source)
@@ -80,18 +77,14 @@ async def replay(run: Path, scratch: Path) -> dict[str, Any]:
     await feed.begin(incarnation)
     for name in ("weights", "checkpoints"):
         (scratch / name).mkdir()
-    job = TrainerJob(
-        run=config.name,
-        train=config.train,
-        algorithm=config.algorithm,
-        model_dir=config.model.absolute(),
-        feed_url=url,
-        weights_dir=scratch / "weights",
-        checkpoints_dir=scratch / "checkpoints",
-        seed=config.seed,
-        incarnation=incarnation,
-        resume=checkpoint.path,
-    )
+    changed = {
+        "feed_url": url,
+        "weights_dir": scratch / "weights",
+        "checkpoints_dir": scratch / "checkpoints",
+        "incarnation": incarnation,
+        "resume": checkpoint.path,
+    }
+    job = TrainerJob.model_validate_json((run / "trainer.json").read_bytes()).model_copy(update=changed)
     group = TrainerGroup(job, scratch / "trainer.json", scratch / "trainer.log", feed.token)
     try:
         death = await group.ended()
