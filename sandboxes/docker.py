@@ -219,7 +219,7 @@ class _Container:
         try:
             await self._home.call("removing a container", remove)
         except SandboxLost as error:
-            log.warning("%s; it is labelled and will be removed at the next start", error)
+            log.warning("%s; it is labelled and will be removed at the next start", str(error))
 
 
 class Frames:
@@ -262,6 +262,11 @@ def _connect(options: SandboxOptions) -> Any:
         import docker.errors
     except ImportError:
         raise config_error("docker", "the docker package is missing", "pip install 'agentrl[docker]'") from None
+    url = options.docker_url or os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+    if url.startswith("unix://") and not Path(url.removeprefix("unix://")).exists():
+        raise config_error(
+            "docker", f"no engine answers at {url}: there is no such socket", "start it, or set docker_url"
+        )
     try:
         kwargs: dict[str, Any] = {"timeout": API_SECONDS, "max_pool_size": 32}
         client = (
@@ -271,7 +276,6 @@ def _connect(options: SandboxOptions) -> Any:
         )
         client.ping()
     except docker.errors.DockerException as error:
-        url = options.docker_url or os.environ.get("DOCKER_HOST", "the default socket")
         raise config_error("docker", f"no engine answers at {url}: {error}", "start it, or set docker_url") from error
     return client
 
