@@ -26,13 +26,12 @@ from agentrl.agent import Agent
 from agentrl.endpoint.app import Endpoint
 from agentrl.endpoint.options import EndpointOptions
 from agentrl.endpoint.template import ChatTemplate
-from agentrl.engine.types import Completion, GenerateRequest, OnTokens
+from agentrl.engine.types import Completion, GenerateRequest, OnTokens, Span
 from agentrl.env import Env
 from agentrl.rollout.options import RolloutOptions
 from agentrl.rollout.pool import Pool
 from agentrl.rollout.runner import Runner
 from agentrl.rollout.session import Session, SessionSpec
-from agentrl.testing.scripted import ScriptedEngine
 from agentrl.testing.tiny import make_tiny_model
 from agentrl.types import Info, Message, Row, Step, Version
 
@@ -62,11 +61,16 @@ class Long(Env):
         return Step([{"role": "user", "content": "y" * (HALF - 8)}], float(self.left % 2), self.left == 0, False, {})
 
 
-class Paced(ScriptedEngine):
-    """Takes its time, and measures how long sessions take between two turns."""
+class Paced:
+    """A scripted engine that takes its time, costs next to nothing, and measures how long sessions take between turns.
+
+    (`agentrl.testing.scripted` makes its tokens one by one, which would be half of all that is measured here.)
+    """
 
     def __init__(self, reply: list[int], seconds: float) -> None:
-        super().__init__(lambda prompt: reply)
+        self.version = Version(1, 0)
+        self._reply = np.array(reply, np.int32)
+        self._logprobs = np.full(len(reply), -0.5, np.float32)
         self._seconds = seconds
         self._dice = random.Random(0)
         self._answered: dict[str, tuple[int, float]] = {}
@@ -79,12 +83,12 @@ class Paced(ScriptedEngine):
         if turn >= STEADY:
             self.waits.append(time.perf_counter() - since)
         await asyncio.sleep(self._seconds * self._dice.uniform(0.5, 1.5))
-        completion = await super().generate(request, on_tokens)
-        self.requests.clear()
-        self.tokens += int(completion.tokens.size)
+        n = min(self._reply.size, request.sampling.max_tokens)
+        self.tokens += n
         if turn + 1 < TURNS:
             self._answered[request.session] = (turn + 1, time.perf_counter())
-        return completion
+        spans = (Span(self.version, 0, n),)
+        return Completion(self._reply[:n].copy(), self._logprobs[:n].copy(), spans, "stop", None)
 
 
 def rss_mib() -> float:
@@ -142,7 +146,7 @@ async def measure(folder: Path, episodes: int, seconds: float) -> dict[str, floa
         assert take is not None, "a wave took more than an hour"
         peaks.append(await peak)
         del take
-        engine.set_version(Version(1, wave + 1))
+        engine.version = Version(1, wave + 1)
         if wave == 0:
             await runner.published(Version(1, 1))
     took = time.perf_counter() - began
