@@ -26,6 +26,7 @@ from agentrl.errors import RunError, SandboxLost
 from agentrl.rollout.options import RolloutOptions
 from agentrl.rollout.pool import Pool, Take
 from agentrl.rollout.runner import Runner
+from agentrl.rollout.session import Session, SessionSpec
 from agentrl.testing.clock import run_virtual
 from agentrl.testing.scripted import ScriptedEngine
 from agentrl.testing.session import byte_sessions
@@ -58,6 +59,10 @@ FIRST = Version(1, 0)
 EXAMPLES = int(os.environ.get("AGENTRL_EXAMPLES", "12"))
 
 
+def slow_engine() -> ScriptedEngine:
+    return ScriptedEngine(lambda prompt: [65] * 4, token_delay=0.3)
+
+
 @dataclass
 class World:
     """One random run and what is to be remembered of it."""
@@ -69,7 +74,7 @@ class World:
     death: float
     folder: Path
     version: Version = FIRST
-    engine: ScriptedEngine = field(default_factory=lambda: ScriptedEngine(lambda prompt: [65] * 4, token_delay=0.3))
+    engines: tuple[ScriptedEngine, ...] = field(default_factory=lambda: (slow_engine(), slow_engine()))
     trained: dict[int, tuple[Take, bool]] = field(default_factory=dict)
     lineage: list[tuple[int, int]] = field(default_factory=list)
     checkpoints: list[tuple[int, int, Any]] = field(default_factory=list)
@@ -79,6 +84,10 @@ class World:
     def __post_init__(self) -> None:
         self.dice = random.Random(self.seed)
         self.draw = random.Random(self.seed)
+
+    def open_session(self, spec: SessionSpec) -> Session:
+        """On one of the engines, as a router would choose it."""
+        return byte_sessions(self.engines[sum(spec.id.encode()) % len(self.engines)])(spec)
 
     def fork(self, label: Version) -> int:
         """The last version that the label's weights and the present ones have in common, told from the story."""
@@ -119,7 +128,7 @@ async def one_life(world: World) -> bool:
         env="weather",
         make_env=lambda row: Weather(row, world.draw),
         make_agent=Agent,
-        open_session=byte_sessions(world.engine),
+        open_session=world.open_session,
     )
     await resume(world, runner, await pool.incarnation())
     streaming = asyncio.create_task(runner.run())
@@ -139,7 +148,8 @@ async def resume(world: World, runner: Runner, last: int) -> None:
     world.version = Version(last + 1, number)
     world.lineage.append((last + 1, number))
     world.trained = {at: taken for at, taken in world.trained.items() if at < step}
-    world.engine.set_version(world.version)
+    for engine in world.engines:
+        engine.set_version(world.version)
     await runner.start(world.version, cursor)
 
 
@@ -189,8 +199,9 @@ async def train(world: World, runner: Runner) -> bool:
 async def publish(world: World, runner: Runner, version: Version) -> None:
     await asyncio.sleep(world.dice.choice([0.0, 3.0]))
     if version.incarnation == world.version.incarnation:  # otherwise the trainer died, and its last word comes late
-        world.engine.set_version(version)  # before the runner hears of it, as in life
-        await asyncio.sleep(0.5)
+        for engine in world.engines:  # for a moment they differ; the runner hears of it last, as in life
+            engine.set_version(version)
+            await asyncio.sleep(0.5)
     await runner.published(version)
     assert runner.gate.live <= runner.gate.limit or world.deaths
 

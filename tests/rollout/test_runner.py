@@ -136,6 +136,27 @@ def test_a_skipped_step_makes_room_for_the_next(tmp_path: Path) -> None:
     run_virtual(with_runner(tmp_path, options, rows_of(0.0, 1.0), body))
 
 
+def test_a_publish_makes_room_at_once_and_its_books_follow(tmp_path: Path) -> None:
+    options = RolloutOptions(groups_per_step=4, samples=2, staleness=0)
+
+    async def body(runner: Runner, engine: ScriptedEngine) -> None:
+        assert await runner.take(0, Version(1, 0), 100.0) is not None
+        assert not runner.gate.open
+        engine.set_version(Version(1, 1))
+        publishing = asyncio.create_task(runner.published(Version(1, 1)))
+        asked = len(engine.requests)
+        while not publishing.done():
+            await asyncio.sleep(0)
+            if runner.gate.live == 0:
+                break
+        assert not publishing.done(), "room was made after the durable write"
+        await publishing
+        await asyncio.sleep(0.1)
+        assert len(engine.requests) == asked + 8
+
+    run_virtual(with_runner(tmp_path, options, rows_of(0.0, 1.0), body))
+
+
 def test_the_last_batch_may_be_short_and_then_it_is_over(tmp_path: Path) -> None:
     options = RolloutOptions(groups_per_step=4, samples=2, staleness=4, epochs=1)
 
