@@ -9,6 +9,7 @@ scheduler) too.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import select
 import signal
@@ -74,6 +75,18 @@ class Child:
             return f"(no log: {error})"
 
 
+def gpu_environment(gpus: Sequence[int] | None) -> dict[str, str]:
+    """What a child needs to see these GPUs alone; numbers count within $CUDA_VISIBLE_DEVICES where that is set.
+
+    None is no restriction. IndexError where a number is beyond the visible ones.
+    """
+    if gpus is None:
+        return {}
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible else None
+    return {"CUDA_VISIBLE_DEVICES": ",".join(names[i] if names else str(i) for i in gpus)}
+
+
 def _spawn(read_end: int, argv: Sequence[str], output: IO[bytes], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", "agentrl.child", str(read_end), *argv],
@@ -91,6 +104,17 @@ def _signal_group(group: int, number: signal.Signals) -> None:
         os.killpg(group, number)
     except ProcessLookupError:
         pass
+
+
+def die_with_parent() -> None:
+    """Have this process killed when its parent ends.
+
+    For a grandchild in a session of its own, as torchrun's ranks are: a kill of the guard's group does not reach it,
+    and one that is stopped would stay for ever.
+    """
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, int(signal.SIGKILL))
 
 
 def guard(read_end: int, argv: Sequence[str]) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from agentrl.child import die_with_parent
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.train.options import TrainerJob
 
@@ -82,6 +83,7 @@ def prepare_environment() -> None:
 
 def main() -> int:
     """The exit code."""
+    die_with_parent()
     try:
         job, token = read_job(Path(sys.argv[1])), os.environ.get("AGENTRL_TOKEN", "")
         if not token:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from agentrl.train.checkpoint import newest
-from tests.conductor.kit import children_of, finished, kill_child, lines, make_place, start, wait_for
+from tests.conductor.kit import children_of, finished, kill_child, lines, make_place, start, wait_for, wait_for_none
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -50,11 +51,18 @@ def test_two_ranks_through_the_conductor_and_one_of_them_killed(tmp_path: Path) 
     settings = ("train.ranks=2", "train.steps=14", "train.checkpoint_every=2", "train.keep_checkpoints=99")
     process = start(place, "train", "run.toml", *settings, "eval.every=1000")
     wait_for(lambda: len(lines(run, "checkpoint")) >= 2, process)
+    # Ranks live in sessions of their own, and a stopped one does nothing by itself.
+    kill_child(process.pid, "agentrl.train", signal.SIGSTOP)
+    process.kill()
+    process.communicate()
+    wait_for_none(place)
+    process = start(place, "train", "run.toml", "--resume", *settings, "eval.every=1000")
+    wait_for(lambda: lines(run, "step")[-1]["version"].startswith("2."), process)
     kill_child(process.pid, "agentrl.train")
     code, output = finished(process, 180)
     assert code == 0, output
     assert [fault["what"] for fault in lines(run, "fault")] == ["trainer"]
-    assert lines(run, "step")[-1]["version"] == "2.14"
+    assert lines(run, "step")[-1]["version"] == "3.14"
     assert children_of(place) == []
     assert last_json(str(EXAMPLES / "ledger.py"), str(run))["steps"] == 14
     assert last_json(str(EXAMPLES / "replay.py"), str(run), seconds=90)["replayed_steps"] == 12
