@@ -1,9 +1,9 @@
 """Sampled text to reasoning, content and tool calls. Whatever a model writes is a value here: nothing raises.
 
 A call that cannot be read stays in the content as it was written and is listed in `errors`. Control characters inside
-JSON strings are accepted; numbers that are not finite, lone surrogates and nesting deeper than 64 are errors.
-Arguments given as a JSON string are decoded once. A complete call whose closing tag is missing counts where the turn
-ended by itself, and is an error where it was cut.
+JSON strings are accepted; of equal keys the last counts; numbers that are not finite, lone surrogates and nesting
+deeper than 64 are errors. Arguments given as a JSON string are decoded once. A complete call whose closing tag is
+missing counts where the turn ended by itself, and is an error where it was cut.
 """
 
 from __future__ import annotations
@@ -250,26 +250,29 @@ class _Scan:
                 self.errors.append(CallError(rest, "expected a JSON object after <|python_tag|>"))
             self.say(self.text[start:])
             return
-        try:
-            self.calls += self._objects(body)
-        except _Bad as bad:
-            if tagged or '"name"' in body:
-                self.errors.append(CallError(rest, str(bad)))
-            self.say(rest)
+        left, reason = self._objects(body)
+        if reason and (tagged or self.calls or '"name"' in body):
+            # After calls that could be read, only what is left is wrong.
+            self.errors.append(CallError(left if self.calls else rest, reason))
+        if reason:
+            self.say(left if self.calls else rest)
 
-    def _objects(self, body: str) -> list[Call]:
-        found: list[Call] = []
-        at = 0
+    def _objects(self, body: str) -> tuple[str, str]:
+        """Read calls joined by `;`; what could not be read, and why."""
+        at = start = 0
         while at < len(body):
-            value, at = _decode(body, at)
-            items = value if isinstance(value, list) else [value]
-            found += [_call(item) for item in items]
-            at = _skip(body, at)
-            if body.startswith(";", at):
-                at = _skip(body, at + 1)
-            elif at < len(body):
-                raise _Bad(f"text follows the call: {body[at : at + 40]!r}")
-        return found
+            start = at
+            try:
+                value, at = _decode(body, at)
+                found = [_call(item) for item in (value if isinstance(value, list) else [value])]
+                at = _skip(body, at)
+                if not body.startswith(";", at) and at < len(body):
+                    raise _Bad(f"text follows the call: {body[at : at + 40]!r}")
+            except _Bad as bad:
+                return body[start:], str(bad)
+            self.calls += found
+            at = _skip(body, at + 1)
+        return "", ""
 
 
 _FUNCTION = re.compile(r"<function=([^>\n]+)>")

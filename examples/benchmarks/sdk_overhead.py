@@ -3,10 +3,11 @@
     python examples/benchmarks/sdk_overhead.py                                 # direct, openai client, bare aiohttp
     python examples/benchmarks/sdk_overhead.py --verifiers path/to/venv/bin/python   # and `verifiers`, in its own venv
 
-Every side plays the same episodes: a user's question, 40 sampled tokens a turn, one new message after each. `direct` is
-the session that the shelf's agents get, `openai` the real openai client over loopback HTTP in the same process (client
-and server together; `cpu_ms_per_turn_openai` counts both), `bare` an aiohttp client that posts the prompt's tokens to
-a scripted engine and does nothing else. The last line is JSON, for 512 episodes at once where no number is named.
+Every side plays the same episodes: a user's question, 40 sampled tokens a turn, one new message after each, against one
+scripted engine that is a process of its own and answers over HTTP. `direct` is the session that the shelf's agents get,
+`openai` the real openai client over loopback HTTP (client and server in one process, so `cpu_ms_per_turn_openai` counts
+both), `bare` an aiohttp client that posts a prompt's tokens and reads the reply. `instant` is the direct session
+without an engine's HTTP. The last line is JSON, for 512 episodes at once where no number is named.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import argparse
 import asyncio
 import gc
 import json
+import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
@@ -27,11 +30,13 @@ import numpy as np
 from aiohttp import web
 
 from agentrl.endpoint.app import Endpoint
+from agentrl.endpoint.options import EndpointOptions
 from agentrl.endpoint.session import Session
 from agentrl.endpoint.template import ChatTemplate
-from agentrl.engine.types import Completion, GenerateRequest, OnTokens, Span
+from agentrl.engine.client import EngineClient
+from agentrl.engine.types import Completion, Engine, GenerateRequest, OnTokens, Span
 from agentrl.testing.tiny import make_tiny_model
-from agentrl.types import Message, Version
+from agentrl.types import Int32Array, Message, Version
 
 TURNS = 5
 TOKENS = 40
@@ -40,12 +45,17 @@ NEXT = "Please go on with the next question, if any."
 CONCURRENT = (64, 512, 2048)
 
 
+def answer_tokens(template: ChatTemplate) -> Int32Array:
+    """`[40]` what every turn samples."""
+    letters = template.encode_text("a b c d e f g h " * 20)[: TOKENS - 1]
+    return np.concatenate((letters, template.encode_text("<|im_end|>")))
+
+
 class Instant:
-    """An engine that answers at once, in one array that is made before."""
+    """An engine in this process that answers at once."""
 
     def __init__(self, template: ChatTemplate) -> None:
-        letters = template.encode_text("abcdefgh " * 8)[: TOKENS - 1]
-        tokens = np.concatenate((letters, template.encode_text("<|im_end|>")))
+        tokens = answer_tokens(template)
         logprobs = np.full(TOKENS, -0.5, np.float32)
         self.completion = Completion(tokens, logprobs, (Span(Version(1, 0), 0, TOKENS),), "stop", int(tokens[-1]))
 
@@ -76,14 +86,14 @@ async def timed(n: int, play: Callable[[int], Awaitable[None]]) -> tuple[float, 
     return 1e3 * (time.process_time() - cpu) / turns, turns / (time.perf_counter() - began)
 
 
-async def ours(template: ChatTemplate, n: int, *, http: bool) -> tuple[float, float]:
+async def ours(template: ChatTemplate, n: int, engine: Engine, *, http: bool) -> tuple[float, float]:
     """By the direct session or by the openai client."""
-    endpoint = Endpoint(Instant(template), template)
+    endpoint = Endpoint(engine, template, EndpointOptions(context_length=1 << 15))
     if http:
         await endpoint.start()
 
     async def play(i: int) -> None:
-        session = endpoint.open(str(i), seed=i)
+        session = endpoint.open(f"{n}-{http}-{i}", seed=abs(i))
         await episode(session, session.openai() if http else session)
 
     await play(-1)
@@ -92,52 +102,72 @@ async def ours(template: ChatTemplate, n: int, *, http: bool) -> tuple[float, fl
     return found
 
 
-async def bare(template: ChatTemplate, n: int) -> tuple[float, float]:
-    """No SDK: aiohttp posts to a scripted engine in the same process."""
-    answer = json.dumps({"output_ids": [7] * TOKENS, "logprobs": [-0.5] * TOKENS}).encode()
+async def bare(template: ChatTemplate, n: int, url: str) -> tuple[float, float]:
+    """No SDK: aiohttp posts to the engine."""
     prompt = template.encode([{"role": "user", "content": QUESTION}], generation=True).tolist()
-
-    async def generate(request: web.Request) -> web.Response:
-        await request.read()
-        return web.Response(body=answer, content_type="application/json")
-
-    app = web.Application()
-    app.router.add_post("/generate", generate)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0, backlog=8192)
-    await site.start()
-    url = "http://{}:{}/generate".format(*runner.addresses[0][:2])
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
 
         async def play(i: int) -> None:
             for _ in range(TURNS):
-                async with client.post(url, json={"input_ids": prompt}) as response:
+                async with client.post(f"{url}/generate", json={"input_ids": prompt}) as response:
                     await response.json()
 
         await play(-1)
-        found = await timed(n, play)
-    await runner.cleanup()
-    return found
+        return await timed(n, play)
 
 
-def verifiers(python: str, n: int) -> dict[str, float]:
-    """The same environment by `verifiers`, in the interpreter that has it."""
-    script = Path(__file__).with_name("verifiers_overhead.py")
-    command = [python, str(script), "--episodes", str(n), "--turns", str(TURNS), "--tokens", str(TOKENS)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=900)
+def verifiers(python: str, n: int, url: str, model: Path) -> dict[str, float]:
+    """The same episodes by `verifiers`, in the interpreter that has it."""
+    script = str(Path(__file__).with_name("verifiers_overhead.py"))
+    command = [python, script, "--episodes", str(n), "--turns", str(TURNS), "--url", f"{url}/v1", "--model", str(model)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=900)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-async def measure(template: ChatTemplate) -> dict[str, float]:
+def serve(template: ChatTemplate) -> None:
+    """The scripted engine: SGLang's `/generate` and vLLM's, both with an answer made before; prints its URL."""
+    tokens = answer_tokens(template).tolist()
+    meta = {
+        "finish_reason": {"type": "stop", "matched": tokens[-1]},
+        "weight_version": "1.0",
+        "output_token_logprobs": [[-0.5, token, None] for token in tokens],
+        "weight_versions": [{"version": "1.0", "start": 0, "end": TOKENS}],
+    }
+    sglang = json.dumps({"output_ids": tokens, "meta_info": meta}).encode()
+    rows = {"content": [{"token": f"token_id:{token}", "logprob": -0.5} for token in tokens]}
+    vllm = json.dumps({"choices": [{"token_ids": tokens, "finish_reason": "stop", "logprobs": rows}]}).encode()
+    info = json.dumps({"weight_version": "1.0", "model_path": "scripted"}).encode()
+    models = json.dumps({"object": "list", "data": []}).encode()
+
+    def answer(body: bytes) -> Callable[[web.Request], Awaitable[web.Response]]:
+        async def handle(request: web.Request) -> web.Response:
+            await request.read()
+            return web.Response(body=body, content_type="application/json")
+
+        return handle
+
+    app = web.Application(client_max_size=1 << 26)
+    app.router.add_post("/generate", answer(sglang))
+    app.router.add_post("/inference/v1/generate", answer(vllm))
+    app.router.add_get("/model_info", answer(info))
+    app.router.add_get("/v1/models", answer(models))
+    listening = socket.create_server(("127.0.0.1", 0), backlog=8192)
+    print(f"http://127.0.0.1:{listening.getsockname()[1]}", flush=True)
+    web.run_app(app, sock=listening, print=None, access_log=None)
+
+
+async def measure(template: ChatTemplate, url: str) -> dict[str, float]:
     """All sides but `verifiers`."""
     out: dict[str, float] = {}
     for n in CONCURRENT:
         at = "" if n == 512 else f"_{n}"
-        out[f"cpu_ms_per_turn{at}"], out[f"turns_per_s{at}"] = await ours(template, n, http=False)
-        out[f"cpu_ms_per_turn_openai{at}"], out[f"turns_per_s_openai{at}"] = await ours(template, n, http=True)
-        out[f"cpu_ms_per_turn_bare{at}"], out[f"turns_per_s_bare{at}"] = await bare(template, n)
+        engine = EngineClient(url)
+        out[f"cpu_ms_per_turn_instant{at}"], _ = await ours(template, n, Instant(template), http=False)
+        out[f"cpu_ms_per_turn{at}"], out[f"turns_per_s{at}"] = await ours(template, n, engine, http=False)
+        out[f"cpu_ms_per_turn_openai{at}"], out[f"turns_per_s_openai{at}"] = await ours(template, n, engine, http=True)
+        out[f"cpu_ms_per_turn_bare{at}"], out[f"turns_per_s_bare{at}"] = await bare(template, n, url)
+        await engine.close()
     out["ratio_vs_bare"] = out["turns_per_s"] / out["turns_per_s_bare"]
     return out
 
@@ -146,15 +176,27 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=None, help="a folder with a ChatML tokenizer and template")
-    parser.add_argument("--verifiers", default=None, help="a Python interpreter that has `verifiers`")
+    parser.add_argument("--verifiers", default=None, help="a Python interpreter that has `verifiers`; needs Qwen3's")
+    parser.add_argument("--serve", action="store_true", help="be the scripted engine; the script starts it itself")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        template = ChatTemplate.load(options.model or make_tiny_model(Path(folder), max_length=8192))
-        out = asyncio.run(measure(template))
-    if options.verifiers is not None:
-        found = verifiers(options.verifiers, 512)
-        out["cpu_ms_per_turn_verifiers"], out["turns_per_s_verifiers"] = found["cpu_ms_per_turn"], found["turns_per_s"]
-        out["ratio_vs_verifiers"] = out["turns_per_s"] / out["turns_per_s_verifiers"]
+        model = options.model or make_tiny_model(Path(folder), max_length=8192)
+        template = ChatTemplate.load(model)
+        if options.serve:
+            serve(template)
+            return
+        command = [sys.executable, __file__, "--serve", "--model", str(model)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as engine:
+            try:
+                assert engine.stdout is not None
+                url = engine.stdout.readline().strip()
+                out = asyncio.run(measure(template, url))
+                if options.verifiers is not None:
+                    found = verifiers(options.verifiers, 512, url, model)
+                    out |= {f"{name}_verifiers": value for name, value in found.items()}
+                    out["ratio_vs_verifiers"] = out["turns_per_s"] / found["turns_per_s"]
+            finally:
+                engine.terminate()
     print(json.dumps({key: round(value, 3) for key, value in out.items()}))
 
 
