@@ -1,9 +1,9 @@
 """Arithmetic with feedback: answer directly, be told when that was wrong and try again, or call a calculator first.
 
-    user       State the final answer to the following arithmetic problem: 98 + 93 - 77 =
-    assistant  calc("98 + 93 - 77")               or at once: 104
-    tool       114                                user: wrong, try again
-    assistant  114                       1.0      assistant  114                        0.5
+    user       State the final answer to the following arithmetic problem: 98 + 93 =
+    assistant  calc("98 + 93")                    or at once: 93
+    tool       191                                user: wrong, try again
+    assistant  191                       1.0      assistant  191                        0.25
 
 The problems are reasoning-gym's `chain_sum` and `products`. A row is `{"question", "expression", "answer"}`.
 """
@@ -25,7 +25,7 @@ from agentrl.types import Info, Message, Row, Step
 WRONG = "wrong, try again"
 SIZES = {"train": 20_000, "eval": 256}
 FAMILIES: dict[str, dict[str, int]] = {
-    "chain_sum": {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 2},
+    "chain_sum": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2},
     "products": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2},
 }
 _OPERATORS: dict[type[ast.AST], Any] = {
@@ -76,7 +76,7 @@ class Calculator(Env):
 
     tools = (calc,)
 
-    def __init__(self, row: Row, *, retries: int = 1, retry_reward: float = 0.5) -> None:
+    def __init__(self, row: Row, *, retries: int = 1, retry_reward: float = 0.25) -> None:
         super().__init__(row)
         self.retries = retries
         self.retry_reward = retry_reward

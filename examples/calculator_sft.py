@@ -2,9 +2,8 @@
 
     python examples/calculator_sft.py conversations.jsonl --seed 0
 
-One in seven uses the calculator. The others blurt out a number of the problem, which is mostly wrong; half of them are
-told so, and then use the calculator or blurt again. A model that imitates them scores about 0.4: it has seen every way
-and takes the right one seldom.
+One in seven uses the calculator. The others blurt out a number of the problem, are told that it is wrong, and mostly
+use the calculator then. A model that imitates them scores about 0.35: it has seen every way and takes the right one late.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from pathlib import Path
 from agentrl.envs.calculator import WRONG, Calculator
 from agentrl.types import Message, Row
 
-TOOL, RETRY, TOOL_AFTER_WRONG = 0.15, 0.5, 0.6
-RIGHT_AT_ONCE = 0.1
+TOOL, TOOL_AFTER_WRONG = 0.15, 0.8
+RIGHT = 0.1
 
 
 def conversations(count: int, seed: int) -> Iterator[list[Message]]:
@@ -28,15 +27,13 @@ def conversations(count: int, seed: int) -> Iterator[list[Message]]:
     rng = random.Random(seed)
     rows = Calculator.rows("train", seed + 1)
     for row, _ in zip(rows, range(count), strict=False):
-        kind = rng.random()
-        if kind < TOOL:
+        if rng.random() < TOOL:
             yield [_question(row), *_tool(row)]
-        elif kind < TOOL + RETRY:
-            wrong = [_says(_guess(row, rng, 0.0)), {"role": "user", "content": WRONG}]
-            mended = _tool(row) if rng.random() < TOOL_AFTER_WRONG else [_says(_guess(row, rng, RIGHT_AT_ONCE))]
-            yield [_question(row), *wrong, *mended]
+        elif (guess := _guess(row, rng)) == row["answer"]:
+            yield [_question(row), _says(guess)]
         else:
-            yield [_question(row), _says(_guess(row, rng, RIGHT_AT_ONCE))]
+            mended = _tool(row) if rng.random() < TOOL_AFTER_WRONG else [_says(_guess(row, rng))]
+            yield [_question(row), _says(guess), {"role": "user", "content": WRONG}, *mended]
 
 
 def rows() -> Iterator[Row]:
@@ -61,9 +58,9 @@ def _tool(row: Row) -> list[Message]:
     ]
 
 
-def _guess(row: Row, rng: random.Random, right: float) -> str:
+def _guess(row: Row, rng: random.Random) -> str:
     answer, expression = str(row["answer"]), str(row["expression"])
-    return answer if rng.random() < right else rng.choice(re.findall(r"\d+", expression))
+    return answer if rng.random() < RIGHT else rng.choice(re.findall(r"\d+", expression))
 
 
 def main() -> None:

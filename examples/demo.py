@@ -1,122 +1,129 @@
-"""The whole loop on this machine: `make demo`.
+"""The whole loop on this machine's CPU: a tiny model learns to use a calculator by asynchronous decoupled PPO.
 
-    python examples/demo.py --engine embedded --seed 0        # or --engine sglang, with AGENTRL_SGLANG_PYTHON
+    python examples/demo.py                      # make demo
+    python examples/demo.py --engine sglang      # the same against a real SGLang server (AGENTRL_SGLANG_PYTHON)
 
-1. makes a tiny random model;
-2. `agentrl sft`: imitates synthetic conversations, where the calculator is used now and then and answers are mostly wrong;
-3. `agentrl train`: asynchronous decoupled PPO on arithmetic with feedback and a calculator, evaluated on held-out problems;
-4. prints the learning curve and what the run measured. Exit code 1 where the held-out reward stayed under 0.85.
-
-Simplified against a real run: the model has 0.1 million parameters, so that all of it fits a laptop's CPU and minutes.
+Makes a random model, teaches it the format from synthetic conversations (`agentrl sft`), trains it (`agentrl train`),
+and compares held-out problems before and after. Ends with an error if the model did not learn.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
+
+from rich.console import Console
+from rich.table import Table
 
 from agentrl.monitor.metrics import read_metrics
 from agentrl.testing.tiny import make_tiny_model
 
-HERE = Path(__file__).resolve().parent
-LEARNED = 0.85
-BARS = " ▁▂▃▄▅▆▇█"
-
-Line = dict[str, Any]
+HERE = Path(__file__).parent
+GOAL = 0.85
+LEAST_VERSIONS = {"embedded": 20, "sglang": 5}
 
 
-def main() -> int:
-    """Run the demo; the exit code."""
+def main() -> None:
+    """Run both stages and report; exit code 1 where the model did not learn."""
+    options = _options()
+    started = time.monotonic()
+    folder: Path = options.folder
+    for name in ("sft", "ppo"):
+        shutil.rmtree(folder / name, ignore_errors=True)  # what an earlier demo left
+    model = make_tiny_model(folder / "tiny", seed=options.seed)
+    data = folder / "conversations.jsonl"
+    _run(str(HERE / "calculator_sft.py"), str(data), "--seed", str(options.seed))
+    common = (f"run_dir={folder}", f"seed={options.seed}")
+    _agentrl("sft", "calculator_sft.toml", *common, "name=sft", f"model={model}", f"sft.data={data}")
+    stage_two = time.monotonic()
+    _agentrl("train", "calculator.toml", *common, "name=ppo", f"model={folder / 'sft/model'}", *_engine(options.engine))
+    minutes = {
+        "stage one (sft)": (stage_two - started) / 60,
+        "stage two (ppo)": (time.monotonic() - stage_two) / 60,
+    }
+    sys.exit(_report(folder / "ppo", minutes, LEAST_VERSIONS[options.engine]))
+
+
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=["embedded", "sglang"], default="embedded")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--run-dir", type=Path, default=Path("runs"))
-    parser.add_argument("--steps", type=int, help="training steps, instead of the config's")
-    parser.add_argument("overrides", nargs="*", metavar="SECTION.KEY=VALUE", help="passed on to `agentrl train`")
-    options = parser.parse_args()
-    begin = time.monotonic()
-    folder: Path = options.run_dir / time.strftime(f"demo-{options.engine}-%Y%m%d-%H%M%S")
-
-    say(f"1/3  a tiny random model → {folder}/tiny")
-    model = make_tiny_model(folder / "tiny", seed=options.seed)
-    common = [f"seed={options.seed}", f'run_dir="{folder}"']
-
-    say("2/3  agentrl sft examples/calculator_sft.toml")
-    at = time.monotonic()
-    agentrl("sft", HERE / "calculator_sft.toml", [*common, f'model="{model}"'])
-    sft_seconds = time.monotonic() - at
-
-    say("3/3  agentrl train examples/calculator.toml")
-    at = time.monotonic()
-    overrides = [*common, f'model="{folder}/calculator_sft/model"', *engine(options.engine), *options.overrides]
-    if options.steps:
-        overrides.append(f"train.steps={options.steps}")
-    agentrl("train", HERE / "calculator.toml", overrides)
-    train_seconds = time.monotonic() - at
-
-    lines = list(read_metrics(folder / "calculator" / "metrics.jsonl"))
-    learned = report(lines, folder / "calculator")
-    print(f"seconds: imitation {sft_seconds:.0f}, training {train_seconds:.0f}, all {time.monotonic() - begin:.0f}")
-    return 0 if learned or options.steps else 1
+    parser.add_argument("--folder", type=Path, default=Path("runs/demo"))
+    return parser.parse_args()
 
 
-def engine(kind: str) -> list[str]:
-    """The overrides that choose the engine; SGLang lives in an environment of its own."""
+def _engine(kind: str) -> Sequence[str]:
     if kind == "embedded":
-        return []
+        return ()
     python = os.environ.get("AGENTRL_SGLANG_PYTHON", ".cache/sglang/bin/python")
     if not Path(python).exists():
-        sys.exit(f"no SGLang at {python}: bash examples/sglang_cpu/install.sh .cache/sglang (or AGENTRL_SGLANG_PYTHON)")
-    return ['engine.kind="sglang"', f'engine.python="{python}"']
+        sys.exit(
+            f"there is no interpreter with SGLang at {python}: set AGENTRL_SGLANG_PYTHON, or on a CPU make one with "
+            "bash examples/sglang_cpu/install.sh .cache/sglang"
+        )
+    return "engine.kind=sglang", f"engine.python={python}", "engine.max_running=32", "rollout.concurrency=128"
 
 
-def agentrl(command: str, config: Path, overrides: Sequence[str]) -> None:
-    """One agentrl command; its failure is ours."""
-    done = subprocess.run([sys.executable, "-m", "agentrl.cli", command, str(config), *overrides], check=False)
-    if done.returncode:
-        sys.exit(done.returncode)
+def _agentrl(command: str, config: str, *overrides: str) -> None:
+    path = os.path.relpath(HERE / config)
+    print(f"\n$ agentrl {command} {path} {' '.join(overrides)}", flush=True)
+    _run("-m", "agentrl.cli", command, path, *overrides)
 
 
-def report(lines: Sequence[Line], run: Path) -> bool:
-    """Print what the run shows; whether it learned."""
+def _run(*arguments: str) -> None:
+    if code := subprocess.call([sys.executable, *arguments]):
+        sys.exit(code)
+
+
+def _report(run: Path, minutes: dict[str, float], least_versions: int) -> int:
+    lines = list(read_metrics(run / "metrics.jsonl"))
+    evals = [(line["step"], line["eval/reward"]) for line in lines if line["kind"] == "eval"]
     steps = [line for line in lines if line["kind"] == "step"]
-    evals = [line for line in lines if line["kind"] == "eval" and line.get("eval/reward") is not None]
-    before, after = evals[0]["eval/reward"], evals[-1]["eval/reward"]
-    rewards = [line["reward/mean"] for line in steps if line.get("reward/mean") is not None]
-    gaps = [line["publish/longest_gap_ms"] for line in steps if line.get("publish/longest_gap_ms") is not None]
-    say("what the run shows")
-    print(f"training reward   {curve(rewards)}  {rewards[0]:.2f} → {rewards[-1]:.2f}")
-    held_out = "  ".join(f"{line['step']}: {line['eval/reward']:.3f}" for line in evals)
-    print(f"held-out reward   {held_out}")
-    print(f"held-out, before → after      {before:.3f} → {after:.3f}   (learned: ≥ {LEARNED})")
-    print(f"versions published            {max(line.get('publish/count', 0) for line in steps)}")
-    print(f"oldest token trained on       {max(line['staleness/max'] for line in steps):.0f} versions (bound 4)")
-    share = median(line["staleness/several_versions_share"] for line in steps)
-    print(f"trajectories of several versions, median step   {share:.0%}")
-    if gaps:
-        print(f"longest gap in tokens a publish   median {median(gaps):.0f} ms, worst {max(gaps):.0f} ms")
-    print(f"picture           {run / 'curve.png'}")
-    return bool(after >= LEARNED)
+    published = sum(line["kind"] == "publish" for line in lines)
+    first, last = evals[0][1], evals[-1][1]
+    table = Table(title="held-out problems, and how they were learned", show_header=False)
+    table.add_row("reward before", f"{first:.3f}")
+    table.add_row("reward after", f"{last:.3f}", style="bold")
+    table.add_row("versions published", str(published))
+    for name, value in (*_figures(steps), *((k, f"{v:.1f} min") for k, v in minutes.items())):
+        table.add_row(name, value)
+    console = Console()
+    console.print(table)
+    console.print(_curve([line["reward/mean"] for line in steps if line.get("reward/mean") is not None]))
+    console.print(f"learning curve: {run / 'curve.png'}")
+    if last < GOAL or last < first + 0.3 or published < least_versions:
+        console.print(f"the model did not learn: reward {last:.3f} of {GOAL}, {published} of {least_versions} versions")
+        return 1
+    return 0
 
 
-def curve(values: Sequence[float], width: int = 60) -> str:
-    """Values in [0, 1] as a line of bars."""
-    step = max(1, -(-len(values) // width))
-    means = [sum(values[i : i + step]) / len(values[i : i + step]) for i in range(0, len(values), step)]
-    return "".join(BARS[min(8, max(0, round(8 * value)))] for value in means)
+def _figures(steps: Sequence[dict[str, Any]]) -> Iterable[tuple[str, str]]:
+    def values(key: str) -> list[float]:
+        return [line[key] for line in steps if isinstance(line.get(key), int | float)]
+
+    if oldest := values("staleness/max"):
+        yield "oldest trained token", f"{max(oldest):.0f} versions"
+    if several := values("staleness/several_versions_share"):
+        yield "trajectories with several versions", f"{100 * sum(several) / len(several):.0f} %"
+    if gaps := values("publish/longest_gap_ms"):
+        yield "longest gap in generation", f"{max(gaps):.0f} ms"
 
 
-def say(text: str) -> None:
-    """A heading."""
-    print(f"\n== {text}", flush=True)
+def _curve(rewards: Sequence[float], width: int = 60) -> str:
+    if not rewards:
+        return ""
+    per = max(1, -(-len(rewards) // width))
+    means = [sum(part) / len(part) for part in (rewards[i : i + per] for i in range(0, len(rewards), per))]
+    bars = "▁▂▃▄▅▆▇█"
+    return "reward " + "".join(bars[min(7, max(0, int(8 * mean)))] for mean in means) + f" {means[-1]:.2f}"
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -44,6 +44,9 @@ CALCULATOR = (
     "wrong, try again",
     "State the final answer to the following arithmetic problem: ",
     " =",
+    " + ",
+    " - ",
+    " * ",
     "Solve the following multiplication: ",
     ". Give only the result as your final answer.",
 )

@@ -66,7 +66,7 @@ async def test_a_wrong_answer_may_be_mended_once() -> None:
     env = await _env()
     step = await env.step(_says("6"))
     assert step == ([{"role": "user", "content": WRONG}], 0.0, False, False, {})
-    assert (await env.step(_says("5"))).reward == 0.5
+    assert (await env.step(_says("5"))).reward == 0.25
     env = await _env()
     await env.step(_says("6"))
     step = await env.step(_says("7"))
