@@ -32,7 +32,7 @@ from agentrl.types import Info, Message, Row, Step
 
 HERE = Path(__file__).resolve().parent
 ORPHAN_SECONDS = 15.0
-STALL_SECONDS = 240.0
+STALL_SECONDS = 400.0
 KINDS = tuple((name, number) for number in ("SIGKILL", "SIGSTOP") for name in ("conductor", "trainer", "engine"))
 CONFIG = """
 name = "chaos"

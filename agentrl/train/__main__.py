@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from agentrl.child import die_with_parent
 from agentrl.errors import AgentRLError, ConfigError
+from agentrl.train.feed import Phases
 from agentrl.train.options import TrainerJob
 
 
@@ -31,19 +32,18 @@ def read_job(path: Path) -> TrainerJob:
     return job
 
 
-def run(job: TrainerJob, token: str) -> str:
+def run(job: TrainerJob, token: str, phases: Phases) -> str:
     """Train; returns why it ended."""
     # Imported late: the environment set above decides which accelerator DeepSpeed sees.
     from agentrl.train import algorithm, export
     from agentrl.train.deepspeed import Backend
-    from agentrl.train.feed import Feed, Phases
+    from agentrl.train.feed import Feed
     from agentrl.train.loop import Trainer
     from agentrl.train.stop import Stop
 
     stop = Stop()
     stop.listen()
     chosen = algorithm.load(job.algorithm)
-    phases = Phases(job.feed_url, token, int(os.environ["RANK"]))
     with phases.phase("load", 0):
         backend = Backend(
             job.model_dir,
@@ -91,6 +91,8 @@ def main() -> int:
     except ConfigError as error:
         print(f"agentrl.train: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
+    # From here on: a rank that hangs or is stopped while torch loads is missed too.
+    phases = Phases(job.feed_url, token, int(os.environ.get("RANK", "0")))
     prepare_environment()
     # DeepSpeed calls collectives by names that torch has deprecated, three lines of warning each.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
@@ -98,7 +100,7 @@ def main() -> int:
 
     try:
         # `record` puts the cause into torchrun's own summary, which is the last thing in the log.
-        reason = record(run)(job, token)
+        reason = record(run)(job, token, phases)
     except AgentRLError as error:
         traceback.print_exc()
         print(f"agentrl.train: {type(error).__name__}: {error}", file=sys.stderr)
