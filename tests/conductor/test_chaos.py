@@ -86,3 +86,25 @@ def test_a_disk_that_is_full_at_the_checkpoint_costs_no_group(tmp_path: Path) ->
     assert code == 0, output
     assert lines(run, "step")[-1]["step"] == 4
     assert last_json(str(EXAMPLES / "ledger.py"), str(run))["groups_trained"] == 8
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_trainer_that_is_stopped_while_it_loads_is_missed(tmp_path: Path) -> None:
+    place = make_place(tmp_path)
+    run = place / "runs" / "r"
+    settings = ("eval.every=1000", "monitor.silent_seconds=10", "train.steps=2")
+    process = start(place, "train", "run.toml", *settings)
+    # Beats begin before torch, which takes seconds.
+    wait_for(lambda: "'load'" in state_of(run) or "'start'" in state_of(run), process)
+    kill_child(process.pid, "agentrl.train", signal.SIGSTOP)
+    code, output = finished(process, 120)
+    assert code == 0, output
+    (fault,) = lines(run, "fault")
+    assert "has been silent for 10 s" in fault["error"]
+    assert lines(run, "step")[-1]["version"] == "2.2"
+
+
+def state_of(run: Path) -> str:
+    path = run / "state.json"
+    return path.read_text() if path.exists() else ""
