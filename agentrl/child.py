@@ -19,6 +19,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from agentrl.errors import ConfigError
+
 
 class Child:
     """A running child process. `log` receives its stdout and stderr."""
@@ -78,13 +80,15 @@ class Child:
 def gpu_environment(gpus: Sequence[int] | None) -> dict[str, str]:
     """What a child needs to see these GPUs alone; numbers count within $CUDA_VISIBLE_DEVICES where that is set.
 
-    None is no restriction. IndexError where a number is beyond the visible ones.
+    None is no restriction. ConfigError where a number is beyond those of that variable.
     """
     if gpus is None:
         return {}
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = visible.split(",") if visible else None
-    return {"CUDA_VISIBLE_DEVICES": ",".join(names[i] if names else str(i) for i in gpus)}
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    names = visible.split(",") if visible else [str(i) for i in range(max(gpus, default=0) + 1)]
+    if beyond := [i for i in gpus if not 0 <= i < len(names)]:
+        raise ConfigError(f"gpus = {list(gpus)}: there is no GPU {beyond[0]}, CUDA_VISIBLE_DEVICES = {visible!r}")
+    return {"CUDA_VISIBLE_DEVICES": ",".join(names[i] for i in gpus)}
 
 
 def _spawn(read_end: int, argv: Sequence[str], output: IO[bytes], env: Mapping[str, str]) -> subprocess.Popen[bytes]:

@@ -29,13 +29,21 @@ Overrides = Annotated[
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run from its newest whole checkpoint.")]
 
+Check = Annotated[
+    bool,
+    typer.Option("--check", help="Only validate: config, environment, agent, rows, and the model where it is there."),
+]
+
 
 @app.command()
-def train(config: ConfigPath, overrides: Overrides = None, resume: Resume = False) -> None:
+def train(config: ConfigPath, overrides: Overrides = None, resume: Resume = False, check: Check = False) -> None:
     """Train with reinforcement learning: engines, rollouts and trainer, all at once."""
-    from agentrl.conductor.main import run_train  # the whole system: not for `agentrl version`
+    from agentrl.conductor.main import describe_train, run_train  # the whole system: not for `agentrl version`
 
     with _told():
+        if check:
+            print(describe_train(config, overrides or []))
+            return
         raise typer.Exit(run_train(config, overrides or [], resume=resume))
 
 

@@ -10,7 +10,10 @@ import sys
 import time
 from pathlib import Path
 
-from agentrl.child import Child
+import pytest
+
+from agentrl.child import Child, gpu_environment
+from agentrl.errors import ConfigError
 
 SLEEPER = (
     "import subprocess, sys, time; p = subprocess.Popen(['sleep', '600']); print(p.pid, flush=True); time.sleep(600)"
@@ -73,3 +76,13 @@ def test_children_end_when_the_parent_is_killed(tmp_path: Path) -> None:
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
     assert _gone(grandchild)
+
+
+def test_gpus_are_numbered_within_the_visible_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert gpu_environment(None) == {}
+    assert gpu_environment((2, 3)) == {"CUDA_VISIBLE_DEVICES": "2,3"}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-7,6")
+    assert gpu_environment((0, 1)) == {"CUDA_VISIBLE_DEVICES": "4,GPU-7"}
+    with pytest.raises(ConfigError, match="there is no GPU 3"):
+        gpu_environment((3,))

@@ -47,9 +47,12 @@ class SftPlan(NamedTuple):
     model_bytes: int
 
 
-def check_run(config: RunConfig) -> RunPlan:
-    """Check an `agentrl train` config against the world; ConfigError says what to mend."""
-    template, model_bytes = check_common(config)
+def check_run(config: RunConfig, *, model_needed: bool = True) -> RunPlan:
+    """Check an `agentrl train` config against the world; ConfigError says what to mend.
+
+    Where the model is not needed yet and is not there, what depends on its template is left out.
+    """
+    template, model_bytes = check_common(config) if model_needed or config.model.exists() else (None, 0)
     _check_port(config.endpoint.host, config.endpoint.port, "endpoint.port")
     if config.engine.port is not None:
         for index in range(config.engine.count):
@@ -173,7 +176,7 @@ async def _try_row(
     make_agent: Callable[[Sequence[Tool]], Agent],
     row: Row,
     which: str,
-    template: ChatTemplate,
+    template: ChatTemplate | None,
     config: RunConfig,
 ) -> None:
     env: Env | None = None
@@ -185,7 +188,8 @@ async def _try_row(
             messages, _ = checked_reset(await call(env.reset, seed=config.seed))
         doing = f"making {config.agent.path}"
         make_agent(env.tools)
-        tokens = template.encode(messages, [tool.schema for tool in env.tools], generation=True)
+        schemas = [tool.schema for tool in env.tools]
+        tokens = template.encode(messages, schemas, generation=True) if template else ()
         doing = f"{config.env.path}.close"
         await call(env.close)
     except TimeoutError as error:
@@ -198,6 +202,8 @@ async def _try_row(
         raise kind(
             f"{doing} with {which} raised {type(error).__name__}: {error}; the row has the fields {', '.join(row)}"
         ) from error
+    if template is None:
+        return
     longest = min(template.context_length or 1 << 30, config.rollout.max_tokens)
     if len(tokens) >= longest:
         raise ConfigError(

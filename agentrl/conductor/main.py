@@ -32,6 +32,23 @@ def run_train(path: Path, overrides: Sequence[str], *, resume: bool) -> int:
     return _run(config, resume, lambda desk: reinforce(config, plan, desk, resume=resume))
 
 
+def describe_train(path: Path, overrides: Sequence[str]) -> str:
+    """Check an `agentrl train` config and start nothing; what would run. Its model may still have to be fetched."""
+    from agentrl.conductor.check import check_run
+
+    config = load(RunConfig, path, overrides)
+    there = config.model.is_dir()
+    plan = check_run(config, model_needed=False)
+    kept = f"{len(plan.eval_rows)} held-out" if plan.eval_rows else "none held out"
+    model = f"{plan.model_bytes / 1e6:.0f} MB" if there else "not there yet: its folder and template are not checked"
+    return (
+        f"{path} is valid\n"
+        f"  environment  {config.env.path}, {len(plan.train_rows)} training rows, {kept}\n"
+        f"  model        {config.model} ({model})\n"
+        f"  engine       {config.engine.count} × {config.engine.kind}; trainer ranks: {config.train.ranks}"
+    )
+
+
 def run_sft(path: Path, overrides: Sequence[str], *, resume: bool) -> int:
     """Run `agentrl sft`; the exit code."""
     from agentrl.conductor.check import check_sft

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from agentrl.child import Child
+from agentrl.child import Child, gpu_environment
 from agentrl.conductor.feed import Phase
 from agentrl.conductor.folder import write_atomically
 from agentrl.conductor.watchdog import Wait
@@ -56,6 +56,7 @@ class TrainerGroup:
         # One rank makes a group of itself: without torchrun it starts seconds sooner and its exit code is its own.
         torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
         environment = {"AGENTRL_TOKEN": token, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+        environment |= gpu_environment(job.train.gpus)
         if not has_gpu():
             environment |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
         self.child = Child(

@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-_SGLANG_ONLY = ("python", "extra_args", "memory_fraction", "tensor_parallel", "device")
+_SGLANG_ONLY = ("python", "extra_args", "memory_fraction", "tensor_parallel", "device", "gpus")
 
 
 class EngineOptions(BaseModel):
@@ -41,6 +41,8 @@ class EngineOptions(BaseModel):
     """SGLang: "auto" takes the GPU where there is one."""
     tensor_parallel: int = Field(1, ge=1)
     """SGLang: GPUs a server."""
+    gpus: tuple[int, ...] | None = None
+    """SGLang: the GPUs of all servers in order, `tensor_parallel` each; where not set, all servers see all GPUs."""
     memory_fraction: float | None = Field(None, gt=0, lt=1)
     """SGLang on a GPU: the share of its memory for weights and cache."""
     extra_args: tuple[str, ...] = ()
@@ -53,6 +55,11 @@ class EngineOptions(BaseModel):
             idle = [name for name in _SGLANG_ONLY if name in self.model_fields_set]
             if idle:
                 raise ValueError(f"{', '.join(idle)} has no effect with kind = 'embedded': remove it, or use 'sglang'")
+        if self.gpus is not None and len(self.gpus) != (needed := self.count * self.tensor_parallel):
+            raise ValueError(
+                f"gpus = {list(self.gpus)} names {len(self.gpus)} GPUs, and {self.count} servers of "
+                f"{self.tensor_parallel} need {needed}"
+            )
         if self.port is not None and self.port + self.count - 1 > 65535:
             raise ValueError(f"port {self.port} leaves no room for {self.count} servers: choose a lower one")
         return self

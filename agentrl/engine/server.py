@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Protocol
 
-from agentrl.child import Child
+from agentrl.child import Child, gpu_environment
 from agentrl.engine.client import EngineClient
 from agentrl.engine.options import EngineOptions
 from agentrl.engine.reply import Decode
@@ -87,6 +87,8 @@ def start_engine(options: EngineOptions, model_dir: Path, version: Version, log:
     if not embedded:
         env |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
         env |= {"SGLANG_USE_CPU_ENGINE": "1"} if _on_cpu(options) else {}
+        size = options.tensor_parallel
+        env |= gpu_environment(options.gpus and options.gpus[index * size : (index + 1) * size])
     child = Child(name, argv, log=log, env=env)
     return EngineServer(options, model_dir, version, url=f"http://{options.host}:{port}", child=child)
 

@@ -208,6 +208,8 @@ class TrainOptions(BaseModel):
     """Optimizer steps a batch, each on its share of the groups."""
     ranks: int = Field(1, ge=1)
     """Trainer processes, one a device."""
+    gpus: tuple[int, ...] | None = None
+    """The GPU of each rank; where not set, rank i takes the i-th that is visible."""
     lr: float = Field(1e-6, ge=0)
     """Peak learning rate of AdamW."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -239,6 +241,8 @@ class TrainOptions(BaseModel):
 
     @model_validator(mode="after")
     def _fits(self) -> TrainOptions:
+        if self.gpus is not None and len(self.gpus) != self.ranks:
+            raise ValueError(f"gpus = {list(self.gpus)} names {len(self.gpus)} GPUs for ranks = {self.ranks}: one each")
         if self.minibatches > self.batch_groups:
             raise ValueError(f"minibatches = {self.minibatches} cuts {self.batch_groups} groups: at most one each")
         if self.warmup_steps > self.steps:
