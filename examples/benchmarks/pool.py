@@ -72,9 +72,9 @@ async def measure(folder: Path, n: int) -> dict[str, float]:
         await pool.put(group)
 
     for step in range(n // BATCH):
+        finished = [at(groups[p % len(groups)], p) for p in range(step * BATCH, step * BATCH + BATCH)]
         began = time.perf_counter()
-        positions = range(step * BATCH, step * BATCH + BATCH)
-        await asyncio.gather(*(finish(at(groups[p % len(groups)], p)) for p in positions))
+        await asyncio.gather(*(finish(group) for group in finished))
         put += time.perf_counter() - began
         began = time.perf_counter()
         _, take = await pool.take(step, Version(1, 0), rule)
