@@ -133,7 +133,7 @@ def test_any_request_has_an_answer(tiny_once: ChatTemplate, requests: list[Any])
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@settings(max_examples=600, **LIMITS)  # type: ignore[arg-type]
+@settings(max_examples=300, **LIMITS)  # type: ignore[arg-type]
 @given(requests=st.lists(REQUEST, min_size=5, max_size=20))
 def test_many_requests_have_answers(tiny_once: ChatTemplate, requests: list[Any]) -> None:
     asyncio.run(send(tiny_once, requests))
