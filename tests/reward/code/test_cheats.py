@@ -112,8 +112,22 @@ PROGRAM_CHEATS = {
 }
 
 
-@pytest.mark.parametrize("task", [CALLS, TESTS], ids=["calls", "tests"])
-@pytest.mark.parametrize("cheat", FUNCTION_CHEATS.values(), ids=FUNCTION_CHEATS.keys())
+# Each of these against test files too on every run; the others there with the slow tests.
+TELLING = (
+    "equal to everything",
+    "arithmetic that always fits",
+    "skips by name",
+    "leaves with code 0",
+    "kills its parent",
+)
+PAIRS = [
+    pytest.param(cheat, task, id=f"{name}-{kind}", marks=[pytest.mark.slow] * (kind == "tests" and name not in TELLING))
+    for name, cheat in FUNCTION_CHEATS.items()
+    for kind, task in (("calls", CALLS), ("tests", TESTS))
+]
+
+
+@pytest.mark.parametrize(("cheat", "task"), PAIRS)
 async def test_a_function_earns_nothing(cheat: str, task: dict[str, Any], reward: CodeReward) -> None:
     verdict = await reward.grade_program(cheat, parse_task({**task, "time_limit_s": 3.0}))
     assert verdict.reward == 0.0, verdict

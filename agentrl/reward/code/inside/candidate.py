@@ -35,8 +35,6 @@ _BUILTINS: dict[str, Any] = {
     "__bool__": bool,
     "__iter__": list,
     "__hash__": hash,
-    "__getitem__": operator.getitem,
-    "__contains__": operator.contains,
 }
 
 
@@ -181,6 +179,8 @@ def _perform(
         target = kept[op["object"]]
         if op["name"] in _BUILTINS:
             return _BUILTINS[op["name"]](target, *args)
+        if op["name"].startswith("__") and hasattr(operator, op["name"]) and op["name"] != "__call__":
+            return getattr(operator, op["name"])(target, *args)
         if op["name"] == "__call__":
             return target(*args, **kwargs)
         target = getattr(target, op["name"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-MOST_ITEMS = 1_000_000
+MOST_ITEMS = 100_000
 """Items of an iterator that are taken before it is given up."""
 _JSON_INT = 2**53
 

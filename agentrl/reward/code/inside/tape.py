@@ -23,25 +23,10 @@ _QUESTIONS = (
     "__setitem__",
     "__delitem__",
 )
+_COMPARISONS = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__")
 _OPERATORS = (
-    "add",
-    "sub",
-    "mul",
-    "truediv",
-    "floordiv",
-    "mod",
-    "pow",
-    "matmul",
-    "and",
-    "or",
-    "xor",
-    "neg",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "eq",
-    "ne",
+    *("__add__", "__sub__", "__mul__", "__truediv__", "__floordiv__", "__mod__", "__pow__", "__matmul__"),
+    *("__and__", "__or__", "__xor__", "__neg__", *_COMPARISONS),
 )
 
 
@@ -206,17 +191,24 @@ class Instance(Remote):
     __hash__ = object.__hash__
 
 
+class Derived(Instance):
+    """What an operator of such an object gave: it goes on to calculate, and is not compared with data."""
+
+    __hash__ = object.__hash__
+
+
 def _question(name: str) -> Any:
     return lambda self, *args: self._send(name, args)
 
 
 def _operator(name: str) -> Any:
     def operate(self: Instance, *args: Any) -> Any:
-        if name in ("__eq__", "__ne__") and not isinstance(args[0], Instance):
+        closed = name in ("__eq__", "__ne__") or (name in _COMPARISONS and isinstance(self, Derived))
+        if closed and not isinstance(args[0], Remote):
             return NotImplemented
         result = self._send(name, args)
         if isinstance(result, Remote):
-            return Instance(result._tape, result._handle, result._kind)
+            return Derived(result._tape, result._handle, result._kind)
         return result
 
     return operate
@@ -226,7 +218,7 @@ for _name in _QUESTIONS:
     if _name != "__hash__":
         setattr(Instance, _name, _question(_name))
 for _name in _OPERATORS:
-    setattr(Instance, f"__{_name}__", _operator(f"__{_name}__"))
+    setattr(Instance, _name, _operator(_name))
 
 
 def stand_in(tape: Tape, name: str) -> Any:

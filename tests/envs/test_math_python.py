@@ -1,0 +1,34 @@
+"""Math with Python in a box."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+
+from agentrl.envs.math_python import MathPython
+from agentrl.types import Message
+
+KIND = "bubblewrap" if shutil.which("bwrap") else "subprocess"
+
+
+def calls(program: str) -> Message:
+    function = {"name": "python", "arguments": json.dumps({"program": program})}
+    return {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "type": "function", "function": function}]}
+
+
+async def test_it_computes_and_answers() -> None:
+    row = {"question": "What is 2 to the power of 100?", "answer": str(2**100)}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="sandbox kind 'subprocess'")
+        env = MathPython(row, sandbox={"kind": KIND, "slots": 1}, seconds=2.0)
+        await env.reset()
+    try:
+        step = await env.step(calls("print(2**100)"))
+        assert step.observation[0]["content"] == str(2**100)
+        assert "ZeroDivisionError" in (await env.step(calls("1/0"))).observation[0]["content"]
+        assert "did not end within 2 s" in (await env.step(calls("while True: pass"))).observation[0]["content"]
+        step = await env.step({"role": "assistant", "content": f"\\boxed{{{2**100}}}"})
+        assert (step.reward, step.terminated) == (1.0, True)
+    finally:
+        await env.close()
