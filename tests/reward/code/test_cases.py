@@ -44,7 +44,7 @@ class Unreachable:
 async def test_public_case(case: dict[str, Any], pool: Pool) -> None:
     given, expected = case["input"], case["expected"]
     used = Unreachable() if given.get("fault") == "sandbox_unreachable" else pool
-    options = CodeOptions(budget=6.0)
+    options = CodeOptions(budget=3.0)
     began = time.monotonic()
     verdict = await CodeReward(used, options).grade(given["completion"], parse_task(given))
     seconds = time.monotonic() - began
