@@ -3,7 +3,7 @@
     python examples/calculator_sft.py conversations.jsonl --seed 0
 
 One in seven uses the calculator. The others blurt out a number of the problem, are told that it is wrong, and mostly
-use the calculator then. A model that imitates them scores about 0.35: it has seen every way and takes the right one late.
+use the calculator then. A model that imitates them scores about 0.35: it has seen every way and takes the best last.
 """
 
 from __future__ import annotations

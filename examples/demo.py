@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.console import Console
@@ -43,12 +44,15 @@ def main() -> None:
     common = (f"run_dir={folder}", f"seed={options.seed}")
     _agentrl("sft", "calculator_sft.toml", *common, "name=sft", f"model={model}", f"sft.data={data}")
     stage_two = time.monotonic()
-    _agentrl("train", "calculator.toml", *common, "name=ppo", f"model={folder / 'sft/model'}", *_engine(options.engine))
+    overrides = [*_engine(options.engine), *([f"train.steps={options.steps}"] if options.steps else [])]
+    model = folder / "sft/model"
+    _agentrl("train", "calculator.toml", *common, "name=ppo", f"model={model}", *overrides, *options.overrides)
     minutes = {
         "stage one (sft)": (stage_two - started) / 60,
         "stage two (ppo)": (time.monotonic() - stage_two) / 60,
     }
-    sys.exit(_report(folder / "ppo", minutes, LEAST_VERSIONS[options.engine]))
+    learned = _report(folder / "ppo", minutes, LEAST_VERSIONS[options.engine])
+    sys.exit(0 if learned or options.steps else 1)
 
 
 def _options() -> argparse.Namespace:
@@ -56,6 +60,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--engine", choices=["embedded", "sglang"], default="embedded")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=Path("runs/demo"))
+    parser.add_argument("--steps", type=int, help="fewer training steps; then learning is no condition")
+    parser.add_argument("overrides", nargs="*", metavar="SECTION.KEY=VALUE", help="passed on to `agentrl train`")
     return parser.parse_args()
 
 
@@ -82,15 +88,16 @@ def _run(*arguments: str) -> None:
         sys.exit(code)
 
 
-def _report(run: Path, minutes: dict[str, float], least_versions: int) -> int:
+def _report(run: Path, minutes: dict[str, float], least_versions: int) -> bool:
     lines = list(read_metrics(run / "metrics.jsonl"))
-    evals = [(line["step"], line["eval/reward"]) for line in lines if line["kind"] == "eval"]
+    evals = [line for line in lines if line["kind"] == "eval" and line["eval/reward"] is not None]
     steps = [line for line in lines if line["kind"] == "step"]
     published = sum(line["kind"] == "publish" for line in lines)
-    first, last = evals[0][1], evals[-1][1]
+    first, last = evals[0]["eval/reward"], evals[-1]["eval/reward"]
     table = Table(title="held-out problems, and how they were learned", show_header=False)
     table.add_row("reward before", f"{first:.3f}")
     table.add_row("reward after", f"{last:.3f}", style="bold")
+    table.add_row("on the way, by step", "  ".join(f"{e['step']}: {e['eval/reward']:.2f}" for e in evals))
     table.add_row("versions published", str(published))
     for name, value in (*_figures(steps), *((k, f"{v:.1f} min") for k, v in minutes.items())):
         table.add_row(name, value)
@@ -98,10 +105,10 @@ def _report(run: Path, minutes: dict[str, float], least_versions: int) -> int:
     console.print(table)
     console.print(_curve([line["reward/mean"] for line in steps if line.get("reward/mean") is not None]))
     console.print(f"learning curve: {run / 'curve.png'}")
-    if last < GOAL or last < first + 0.3 or published < least_versions:
-        console.print(f"the model did not learn: reward {last:.3f} of {GOAL}, {published} of {least_versions} versions")
-        return 1
-    return 0
+    learned = bool(last >= max(GOAL, first + 0.3) and published >= least_versions)
+    if not learned:
+        console.print(f"not learned: reward {last:.3f} of {GOAL}, {published} of {least_versions} versions published")
+    return learned
 
 
 def _figures(steps: Sequence[dict[str, Any]]) -> Iterable[tuple[str, str]]:
@@ -113,7 +120,7 @@ def _figures(steps: Sequence[dict[str, Any]]) -> Iterable[tuple[str, str]]:
     if several := values("staleness/several_versions_share"):
         yield "trajectories with several versions", f"{100 * sum(several) / len(several):.0f} %"
     if gaps := values("publish/longest_gap_ms"):
-        yield "longest gap in generation", f"{max(gaps):.0f} ms"
+        yield "longest gap in tokens a publish", f"{median(gaps):.0f} ms in the median, {max(gaps):.0f} ms at worst"
 
 
 def _curve(rewards: Sequence[float], width: int = 60) -> str:
