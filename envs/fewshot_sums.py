@@ -1,11 +1,12 @@
-"""Sums shown by examples: a few solved ones stand before the question as a chat, and the reply must be the bare number.
+"""Sums shown by example: a solved one stands before the question as a chat, and the reply must look like it.
 
-    user       41 + 27 =                assistant  68             (given, `shots` of them)
-    user       35 + 48 =
-    assistant  83                                                                  1.0
+    user       41 + 7                   assistant  41 + 7 = 48                     (given)
+    user       35 + 48
+    assistant  35 + 48 = 83                                                        1.0
 
-The smallest task on which a real pretrained model shows its learning within minutes on a CPU. The answer is what stands
-before the first line break, since a small model may go on with examples of its own. A row is `{"a", "b", "shots"}`.
+The smallest task on which a real pretrained model shows its learning within minutes on a CPU. The reply repeats the sum
+because SmolLM2-135M then starts at 0.4; with the bare number it starts near 0, and nothing rewarded is ever sampled.
+A row is `{"a", "b", "shots"}`.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from agentrl.errors import ContractError
 from agentrl.types import Info, Message, Row, Step
 
 SIZES = {"train": 20_000, "eval": 256}
-SHOTS = 4
-LARGEST = 99
+SHOTS = 1
+LARGEST = 50
 
 
 class FewshotSums(Env):
@@ -35,7 +36,7 @@ class FewshotSums(Env):
 
     @classmethod
     def rows(cls, split: str, seed: int) -> Iterator[Row]:
-        """Sums of two numbers up to 99 with other ones as examples; no sum is in both splits, whatever the seeds."""
+        """Sums of two numbers up to 50 and an example each; no sum is in both splits, whatever the seeds."""
         if split not in SIZES:
             raise ContractError(f"{cls.__name__} has no split {split!r}, only {sorted(SIZES)}")
         generator = random.Random(f"{seed}:{split}")
@@ -55,27 +56,28 @@ class FewshotSums(Env):
         self.over = False
         messages: list[Message] = [{"role": "system", "content": self.system}]
         for a, b in self.row["shots"]:
-            messages += [{"role": "user", "content": _question(a, b)}, {"role": "assistant", "content": str(a + b)}]
-        return [*messages, {"role": "user", "content": _question(self.row["a"], self.row["b"])}], {}
+            messages += [{"role": "user", "content": f"{a} + {b}"}, {"role": "assistant", "content": _solved(a, b)}]
+        return [*messages, {"role": "user", "content": f"{self.row['a']} + {self.row['b']}"}], {}
 
     async def step(self, action: Message) -> Step:
         """Judge the answer."""
         if self.over:
             raise ContractError("the episode is over; call reset first")
         self.over = True
+        # A small model may go on with sums of its own on the next line.
         said = (action.get("content") or "").strip().partition("\n")[0].strip()
-        right = said == str(self.row["a"] + self.row["b"])
-        return Step([], float(right), True, False, {"said": said[:20]})
+        right = said == _solved(self.row["a"], self.row["b"])
+        return Step([], float(right), True, False, {"said": said[:40]})
 
 
-def _question(a: int, b: int) -> str:
-    return f"{a} + {b} ="
+def _solved(a: int, b: int) -> str:
+    return f"{a} + {b} = {a + b}"
 
 
 class Brief(Agent):
-    """Asks for at most `max_tokens` tokens: a number is short, and waiting for more of it is lost time."""
+    """Asks for at most `max_tokens` tokens: an answer is short, and waiting for more of it is lost time."""
 
-    def __init__(self, tools: Any = (), *, max_tokens: int = 6) -> None:
+    def __init__(self, tools: Any = (), *, max_tokens: int = 14) -> None:
         super().__init__(tools)
         self.max_tokens = max_tokens
 

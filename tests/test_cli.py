@@ -88,7 +88,7 @@ def refused(result: Result, *texts: str) -> None:
         (["env.path=env.py:Closes"], ["env.py:Closes.close", "RuntimeError: cannot close"]),
         (["data.train=none.jsonl"], ["there is no file", "none.jsonl"]),
         (["data.columns.word=text"], ["KeyError: 'word'", "the row has the fields text"]),
-        (["rollout.max_tokens=5"], ["tokens long and an episode may have 5"]),
+        (["engine.context_length=5"], ["tokens long and the context has 5"]),
         (["rollout.groups_per_step=4", "train.batch_groups=8"], ["are the same number by meaning"]),
         (["rollout.samples=1", "rollout.filter_equal=false"], ["every advantage would be 0"]),
         (["eval.every=0", "eval.rows=3"], ["eval.rows has no effect with eval.every = 0"]),

@@ -204,11 +204,12 @@ async def _try_row(
         ) from error
     if template is None:
         return
-    longest = min(template.context_length or 1 << 30, config.rollout.max_tokens)
+    limits = (template.context_length, config.engine.context_length, config.endpoint.context_length)
+    longest = min((limit for limit in limits if limit), default=1 << 30)
     if len(tokens) >= longest:
         raise ConfigError(
-            f"the first messages of {which} are {len(tokens)} tokens long and an episode may have {longest}: "
-            "raise rollout.max_tokens, or take a model with a longer context"
+            f"the first messages of {which} are {len(tokens)} tokens long and the context has {longest}: "
+            "raise engine.context_length, or take a model with a longer one"
         )
 
 
