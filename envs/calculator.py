@@ -5,7 +5,8 @@
     tool       191                                user: wrong, try again
     assistant  191                       1.0      assistant  191                        0.25
 
-The problems are reasoning-gym's `chain_sum` and `products`. A row is `{"question", "expression", "answer"}`.
+The problems are reasoning-gym's `chain_sum`: two numbers of up to two digits, or three of one. A row is
+`{"question", "expression", "answer"}`.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from agentrl.types import Info, Message, Row, Step
 
 WRONG = "wrong, try again"
 SIZES = {"train": 20_000, "eval": 256}
-FAMILIES: dict[str, dict[str, int]] = {
-    "chain_sum": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2},
-    "products": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2},
-}
+FAMILIES: tuple[tuple[str, dict[str, int]], ...] = (
+    ("chain_sum", {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2}),
+    ("chain_sum", {"min_terms": 3, "max_terms": 3, "min_digits": 1, "max_digits": 1}),
+)
 _OPERATORS: dict[type[ast.AST], Any] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -85,7 +86,7 @@ class Calculator(Env):
 
     @classmethod
     def rows(cls, split: str, seed: int) -> Iterator[Row]:
-        """Problems of both families in turn; no expression is in both splits, whatever the seeds."""
+        """Problems of both sizes in turn; no expression is in both splits, whatever the seeds."""
         # Two seconds of import that only the maker of rows pays.
         import reasoning_gym
 
@@ -94,7 +95,7 @@ class Calculator(Env):
         # reasoning-gym draws problem i from `seed + i`: neighbouring seeds would give the same problems, shifted.
         problems = [
             reasoning_gym.create_dataset(name, seed=1_000_003 * seed, size=100 * SIZES[split], **sizes)
-            for name, sizes in FAMILIES.items()
+            for name, sizes in FAMILIES
         ]
         made = at = 0
         while made < SIZES[split]:

@@ -46,9 +46,6 @@ CALCULATOR = (
     " =",
     " + ",
     " - ",
-    " * ",
-    "Solve the following multiplication: ",
-    ". Give only the result as your final answer.",
 )
 """What the calculator environment says over and over; other environments pass their own `fixed`."""
 
