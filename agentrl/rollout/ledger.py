@@ -178,8 +178,8 @@ class Ledger:
         in flight are asked again. `running` groups go on in this process.
         """
         with self._transaction():
-            if version.incarnation <= self._incarnation():
-                raise RunError(f"weights {version}: incarnation {self._incarnation()} exists, labels are never reused")
+            if version.incarnation <= self.incarnation:
+                raise RunError(f"weights {version}: incarnation {self.incarnation} exists, labels are never reused")
             self._low = 0
             take = int(cursor["take"]) if cursor else 0
             if cursor and cursor["pool"] != self.identity:
@@ -345,10 +345,6 @@ class Ledger:
     def _fresh(self) -> int:
         (last,) = self._db.execute("SELECT MAX(position) FROM positions").fetchone()
         return max(int(self._meta("base", "0")), 0 if last is None else last + 1)
-
-    def _incarnation(self) -> int:
-        (last,) = self._db.execute("SELECT MAX(incarnation) FROM incarnations").fetchone()
-        return int(last or 0)
 
     def _lost(self, label: Version) -> int:
         """How many updates `label` is off the surviving line: those after the place where a later incarnation began."""

@@ -287,7 +287,7 @@ def test_code_that_ignores_cancellation_cannot_hold_the_run(tmp_path: Path) -> N
                     try:
                         await asyncio.sleep(1e9)
                     except asyncio.CancelledError:
-                        if asyncio.get_running_loop().time() > 1e5:
+                        if asyncio.get_running_loop().time() > 3e3:
                             raise
             return await super().step(action)
 
@@ -298,7 +298,7 @@ def test_code_that_ignores_cancellation_cannot_hold_the_run(tmp_path: Path) -> N
         take = await runner.take(0, Version(1, 0), 1000.0)
         assert take is not None
         assert take.groups[0].id == 1
-        await asyncio.sleep(2e5)
+        await asyncio.sleep(5e3)
 
     run_virtual(with_runner(tmp_path, options, rows, body, env=Stubborn))
 
