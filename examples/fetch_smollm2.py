@@ -64,6 +64,8 @@ def convert(gguf: Path, target: Path) -> None:
     model.save_pretrained(unfinished)
     tokenizer.save_pretrained(unfinished)
     _name_the_end(unfinished, tokenizer.convert_tokens_to_ids("<|im_end|>"))
+    for file in unfinished.iterdir():
+        file.chmod(0o644)  # safetensors writes 0600, and an engine may run as another user
     unfinished.rename(target)
 
 
