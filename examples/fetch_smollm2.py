@@ -42,13 +42,15 @@ def convert(gguf: Path, target: Path) -> None:
     """Write the model as a bfloat16 Hugging Face folder; the folder appears when it is whole."""
     # Seconds of import that a folder that is there does not need.
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
     loaded = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     # A fresh model takes the state: `save_pretrained` refuses one that came out of a GGUF file.
-    model = AutoModelForCausalLM.from_config(loaded.config, dtype=torch.bfloat16)
+    # Its config is read anew too: the loaded one's says that the weights are quantised ones in that file.
+    config = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.load_state_dict(loaded.state_dict())
     unfinished = target.with_name(target.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)

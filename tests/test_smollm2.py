@@ -38,6 +38,7 @@ async def _generate(folder: Path, prompt: Int32Array, log: Path) -> Completion:
 @pytest.mark.timeout(900)
 async def test_template_engine_and_trainer_agree_on_the_fetched_model(tmp_path: Path) -> None:
     folder = await asyncio.to_thread(fetch)
+    assert "quant" not in (folder / "config.json").read_text()
     template = ChatTemplate.load(folder)
     messages, _ = await FewshotSums({"a": 58, "b": 61, "shots": [[41, 7]]}).reset(seed=0)
     prompt = np.asarray(template.encode(messages, [], generation=True), np.int32)
