@@ -16,7 +16,7 @@ from agentrl.envs.code import Code
 from agentrl.errors import ContractError, SandboxLost
 from agentrl.types import Message, Row
 
-KIND = "bubblewrap" if shutil.which("bwrap") else "subprocess"
+KIND = "bubblewrap" if shutil.which("bwrap") and shutil.which("busybox") else "subprocess"
 ROW: Row = {
     "question": "Read n, print n * 3 + 4",
     "mode": "stdio",

@@ -9,7 +9,7 @@ import warnings
 from agentrl.envs.math_python import MathPython
 from agentrl.types import Message
 
-KIND = "bubblewrap" if shutil.which("bwrap") else "subprocess"
+KIND = "bubblewrap" if shutil.which("bwrap") and shutil.which("busybox") else "subprocess"
 
 
 def calls(program: str) -> Message:

