@@ -6,7 +6,7 @@ Relative paths count from the directory in which `agentrl` was started.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -91,6 +91,23 @@ class MonitorSection(_Section):
     silent_seconds: float = Field(90.0, ge=10)
     """A trainer rank or an engine that has not answered for so long, though its process lives, is ended and started
     again. A paused engine answers."""
+    keep_mb: int = Field(1024, ge=0)
+    """MiB of finished episodes, with what training made of their tokens, that are kept for the page; the oldest go
+    first. 0: none."""
+    page: bool = True
+    """Whether the run serves its page, from a process of its own."""
+    page_host: str = "127.0.0.1"
+    """Where it listens. Any other than a loopback address asks for the token that is in the URL it tells."""
+    page_port: int = Field(0, ge=0, le=65535)
+    """0: any free one."""
+    trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
+    """Where metrics go besides metrics.jsonl."""
+
+    @model_validator(mode="after")
+    def _page_settings_have_an_effect(self) -> Self:
+        if not self.page and (idle := {"page_host", "page_port"} & self.model_fields_set):
+            raise ValueError(f"{', '.join(sorted(idle))} has no effect with page = false")
+        return self
 
 
 class Common(_Section):
@@ -202,4 +219,6 @@ class SftConfig(Common):
             raise ValueError(f"algorithm.name = {self.algorithm.name!r} needs rollouts: start it with `agentrl train`")
         if self.sft.eval_share == 0 and "eval_every" in self.sft.model_fields_set:
             raise ValueError("sft.eval_every has no effect with sft.eval_share = 0")
+        if "keep_mb" in self.monitor.model_fields_set:
+            raise ValueError("monitor.keep_mb has no effect: without rollouts there are no episodes to keep")
         return self

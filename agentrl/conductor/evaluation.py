@@ -7,6 +7,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from statistics import fmean, stdev
 from typing import NamedTuple
 
 from agentrl.conductor.config import EvalSection
@@ -15,7 +16,7 @@ from agentrl.conductor.watchdog import Watchdog
 from agentrl.rollout.episode import EpisodeSpec, Outcome
 from agentrl.rollout.player import Player, Sampling
 from agentrl.rollout.schedule import stable_seed
-from agentrl.types import Row, Sampled
+from agentrl.types import Episode, Row, Sampled
 
 
 class Evaluation(NamedTuple):
@@ -28,6 +29,8 @@ class Evaluation(NamedTuple):
     stops: dict[str, int]
     turns: float
     error: str | None
+    deviation: float | None = None
+    """The standard error of `reward`, over the means of rows; None where there is one row."""
 
     def metrics(self) -> dict[str, object]:
         """For metrics.jsonl."""
@@ -39,13 +42,25 @@ class Evaluation(NamedTuple):
             "eval/versions": list(self.versions),
             "eval/stops": self.stops,
             "eval/error": self.error,
+            "eval/reward_error": self.deviation,
         }
 
 
 async def evaluate(
-    player: Player, rows: Sequence[Row], *, name: str, samples: int, seed: int, temperature: float, concurrency: int
+    player: Player,
+    rows: Sequence[Row],
+    *,
+    name: str,
+    samples: int,
+    seed: int,
+    temperature: float,
+    concurrency: int,
+    on_row: Callable[[int, tuple[Episode, ...]], None] = lambda *_: None,
 ) -> Evaluation:
-    """Play every row `samples` times, with seeds that depend on the run's seed and the row alone."""
+    """Play every row `samples` times, with seeds that depend on the run's seed and the row alone.
+
+    `on_row` is told of the episodes of each row, when all are played.
+    """
     room = asyncio.Semaphore(concurrency)
 
     async def one(index: int, sample: int) -> Outcome:
@@ -57,6 +72,8 @@ async def evaluate(
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(one(i, s)) for i in range(len(rows)) for s in range(samples)]
     episodes = [task.result().episode for task in tasks]
+    for index in range(len(rows)):
+        on_row(index, tuple(episodes[index * samples : (index + 1) * samples]))
     rewards = [e.reward for e in episodes if e.reward is not None]
     segments = [s for e in episodes for t in e.trajectories for s in t.segments]
     versions = {s.source.version for s in segments if isinstance(s.source, Sampled)}
@@ -68,7 +85,17 @@ async def evaluate(
         stops=dict(Counter(e.stop.value for e in episodes)),
         turns=sum(len({t.index for t in e.turns}) for e in episodes) / max(len(episodes), 1),
         error=next((e.error for e in episodes if e.reward is None and e.error), None),
+        deviation=_standard_error(episodes),
     )
+
+
+def _standard_error(episodes: Sequence[Episode]) -> float | None:
+    rows: dict[int, list[float]] = {}
+    for episode in episodes:
+        if episode.reward is not None:
+            rows.setdefault(episode.group, []).append(episode.reward)
+    means = [fmean(rewards) for rewards in rows.values()]
+    return stdev(means) / len(means) ** 0.5 if len(means) > 1 else None
 
 
 class Evaluator:
@@ -83,9 +110,12 @@ class Evaluator:
         desk: Desk,
         watchdog: Watchdog,
         on_end: Callable[[asyncio.Task[None]], None],
+        on_row: Callable[[int, int, tuple[Episode, ...]], None] = lambda *_: None,
     ) -> None:
+        """`on_row` is told of the step, the row's place, and its episodes."""
         self._options, self._player, self._rows, self._seed = options, player, rows, seed
         self._desk, self._watchdog, self._on_end = desk, watchdog, on_end
+        self._on_row = on_row
         self._due: list[int] = []
         self._task: asyncio.Task[None] | None = None
         self._count = itertools.count()
@@ -127,6 +157,7 @@ class Evaluator:
                 seed=self._seed,
                 temperature=self._options.temperature,
                 concurrency=self._options.concurrency,
+                on_row=lambda index, episodes: self._on_row(step, index, episodes),
             )
         self._watchdog.beat(f"evaluation of step {step}")
         self._desk.metrics.write("eval", {"step": step, **result.metrics(), "eval/seconds": time.monotonic() - begin})

@@ -127,17 +127,34 @@ class TrainerEvents(Protocol):
         ...
 
 
+class Trace(NamedTuple):
+    """What a step made of one rank's tokens: `body` is for `agentrl.train.trace.decode_trace`."""
+
+    incarnation: int
+    step: int
+    rank: int
+    body: bytes
+
+
 Body = TypeVar("Body", bound=BaseModel)
 
 
 class FeedServer:
     """Serves one trainer group at a time; `begin` admits the next incarnation and shuts the previous one out."""
 
-    def __init__(self, source: BatchSource, events: TrainerEvents, *, hold: float = HOLD_SECONDS) -> None:
+    def __init__(
+        self,
+        source: BatchSource,
+        events: TrainerEvents,
+        *,
+        hold: float = HOLD_SECONDS,
+        on_trace: Callable[[Trace], None] | None = None,
+    ) -> None:
         self.token = secrets.token_urlsafe(24)
         self._source = source
         self._events = events
         self._hold = hold
+        self._on_trace = on_trace
         self._incarnation = 0
         self._step = -1
         self._batch: Batch | None = None
@@ -156,6 +173,7 @@ class FeedServer:
         app.router.add_post("/weights", _report(WeightsReady, self._events.weights))
         app.router.add_post("/metrics", _report(StepMetrics, self._measured))
         app.router.add_post("/checkpoint", _report(CheckpointReady, self._events.checkpoint))
+        app.router.add_post(r"/trace/{incarnation:\d+}/{step:\d+}/{rank:\d+}", self._trace)
         app.router.add_post("/phase", _report(Phase, self._events.phase))
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
@@ -231,6 +249,13 @@ class FeedServer:
         await self._events.metrics(report)
         if self._batch is not None and not self._batch.learn:
             self._step, self._batch, self._bytes = -1, None, {}  # evaluated: the step's own batch comes next
+
+    async def _trace(self, request: web.Request) -> web.StreamResponse:
+        incarnation, step, rank = (int(request.match_info[name]) for name in ("incarnation", "step", "rank"))
+        body = await request.read()
+        if self._on_trace is not None and incarnation == self._incarnation:
+            self._on_trace(Trace(incarnation, step, rank, body))
+        return _json(200, {})
 
     async def _next(self, step: int, version: Version) -> Batch | None:
         end = asyncio.get_running_loop().time() + self._hold

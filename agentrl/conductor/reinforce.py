@@ -30,7 +30,9 @@ from agentrl.conductor.feed import (
     WeightsReady,
 )
 from agentrl.conductor.gauge import PublishGauge
+from agentrl.conductor.gauges import read_gauges
 from agentrl.conductor.imitate import keep_model
+from agentrl.conductor.keeper import Keeper
 from agentrl.conductor.meter import MeteredEngine, RolloutMeter
 from agentrl.conductor.publish import Published, Publisher
 from agentrl.conductor.supervise import Supervisor
@@ -75,7 +77,8 @@ class _Run:
             restarts=config.monitor.engine_restarts,
             silent_seconds=config.monitor.silent_seconds,
         )
-        self._feed = FeedServer(self, self)
+        self._keeper = Keeper(desk, plan.env, config.monitor.keep_mb)
+        self._feed = FeedServer(self, self, on_trace=self._keeper.trace)
         self._watchdog = Watchdog(config.monitor.stall_seconds, desk.note)
         self._supervisor = Supervisor(
             desk,
@@ -141,6 +144,7 @@ class _Run:
         await self._fleet.stop()
         if self._pool is not None:
             await self._pool.close()
+        await asyncio.to_thread(self._keeper.close)
         shutil.rmtree(self._weights, ignore_errors=True)
 
     async def _stream(self) -> None:
@@ -164,6 +168,7 @@ class _Run:
         # With the lines of takes and steps this tells which step trained what, apart from the pool's own books.
         taken = checkpoint.take if checkpoint else 0
         self._desk.metrics.write("begin", {"step": self._step, "version": str(version), "take": taken})
+        self._keeper.resumed(self._step)
         if self._opening is None:
             # Engines and trainer load side by side; until the engines serve, `take` has nothing to give.
             self._opening = asyncio.create_task(self._open(model, version, cursor))
@@ -216,6 +221,7 @@ class _Run:
                 self._desk,
                 self._watchdog,
                 self._fail_with,
+                self._keeper.evaluated,
             )
         await self._runner.start(version, cursor)
         if self._runner.data_start:
@@ -251,6 +257,7 @@ class _Run:
             seed=self._config.seed,
             incarnation=incarnation,
             resume=checkpoint,
+            trace=self._keeper.on,
         )
 
     # --- the feed's source
@@ -264,6 +271,7 @@ class _Run:
         if take is not None:
             told = {"step": step, "version": str(version), "take": take.id, "groups": list(take.ids)}
             self._desk.metrics.write("take", told)
+            self._keeper.taken(step, take.ids)
             groups = await asyncio.to_thread(lambda: take.groups)  # decoded there, so that the event loop goes on
             return Batch(take.id, groups, take.cursor, bodies=take.bodies)
         if self._runner.over:
@@ -349,6 +357,7 @@ class _Run:
         self._watchdog.beat(f"group {group.id} {fate}")
         if self._meter is not None:
             self._meter.group(group, fate)
+        self._keeper.group(group, fate, self._step + 1)
 
     def _rollout_waits(self) -> list[Wait]:
         if self._runner is None:
@@ -375,6 +384,7 @@ class _Run:
                 "engines": self._engine_state(router),
                 "trainer": "; ".join(str(wait) for wait in self._supervisor.waits()),
                 "waits": [str(wait) for wait in self._watchdog.waits()],
+                "gauges": read_gauges(self._supervisor, self._step, self._endpoint, self._engine, self._runner),
             }
             await asyncio.to_thread(self._desk.folder.write_state, state)
             await asyncio.sleep(STATE_EVERY)

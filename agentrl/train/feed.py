@@ -21,6 +21,8 @@ ANSWER_SECONDS = 90.0
 PATIENCE_SECONDS = 10.0
 """How long a feed that refuses connections is asked again before the trainer gives up."""
 BEAT_SECONDS = 5.0
+MAX_TRACE_BYTES = 48 << 20
+"""Below what the feed accepts; about 10 million tokens of one rank."""
 
 
 class Over(NamedTuple):
@@ -56,6 +58,12 @@ class Feed:
         """What the step measured."""
         self._post("/metrics", {"step": step, "version": str(version), "metrics": dict(metrics)})
 
+    def trace(self, step: int, incarnation: int, rank: int, body: bytes) -> None:
+        """What the step made of this rank's tokens, see `agentrl.train.trace`; too large a one is left out."""
+        if len(body) > MAX_TRACE_BYTES:
+            return
+        self._call("POST", f"/trace/{incarnation}/{step}/{rank}", body, (200,))
+
     def checkpoint(self, step: int, version: Version, path: str, take: int, cursor: Mapping[str, Any]) -> None:
         """A checkpoint's rename has happened."""
         body = {"step": step, "version": str(version), "path": path, "take": take, "cursor": dict(cursor)}
@@ -75,10 +83,10 @@ class Feed:
         self._call("POST", path, body, (200,))
 
     def _call(
-        self, method: str, path: str, body: Mapping[str, Any] | None, expected: tuple[int, ...]
+        self, method: str, path: str, body: Mapping[str, Any] | bytes | None, expected: tuple[int, ...]
     ) -> tuple[int, bytes]:
         """Every call is idempotent at the server, so a lost connection is tried again."""
-        data = None if body is None else orjson.dumps(body)
+        data = body if body is None or isinstance(body, bytes) else orjson.dumps(body)
         give_up = time.monotonic() + self._patience
         while True:
             try:

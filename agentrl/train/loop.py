@@ -26,6 +26,7 @@ from agentrl.train.feed import Feed, Over, Phases
 from agentrl.train.manifest import Manifest
 from agentrl.train.options import TrainerJob
 from agentrl.train.plan import Plan, make_plan
+from agentrl.train.recorder import Recorder
 from agentrl.train.schedule import learning_rate
 from agentrl.train.state import State
 from agentrl.train.stop import Stop
@@ -46,6 +47,7 @@ class Trainer:
         self.backend, self.algorithm = backend, algorithm
         self.feed, self.phases, self.stop = feed, phases, stop
         self.state = State()
+        self.recorder = Recorder()
         self.lead = backend.rank == 0
 
     def run(self) -> str:
@@ -165,7 +167,8 @@ class Trainer:
         if float(self.backend.sum(torch.stack([b.mask.sum().double() for b in batches]).sum())) == 0:
             return None
         rate, entropy = learning_rate(self.options, step), self.algorithm.entropy_gradient
-        return self.backend.step(batches, self.algorithm.loss, lr=rate, entropy_gradient=entropy)
+        loss = self.recorder.watch(self.algorithm.loss) if self.job.trace else self.algorithm.loss
+        return self.backend.step(batches, loss, lr=rate, entropy_gradient=entropy)
 
     def count(self, results: Sequence[StepResult | None]) -> bool:
         """Count what was skipped; whether the weights changed and are sound. RunError after too many in a row."""
@@ -219,6 +222,8 @@ class Trainer:
         if self.lead:
             finite = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
             self.feed.metrics(self.state.step, self.version, finite)
+        if self.job.trace:
+            self.feed.trace(self.state.step, self.job.incarnation, self.backend.rank, self.recorder.encode())
 
     def save(self) -> None:
         """Write a checkpoint and tell the conductor."""

@@ -283,6 +283,8 @@ class TrainerJob(BaseModel):
     """A checkpoint folder to continue from, or None to start from `model_dir` at version 0."""
     hand_over: bool = True
     """Whether each step's weights are written for engines; imitation has none."""
+    trace: bool = False
+    """Whether each rank sends the advantage and the log-prob of every trained token to the feed, for inspection."""
 
 
 def check_algorithm(options: AlgorithmOptions) -> None:
