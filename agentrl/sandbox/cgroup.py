@@ -36,11 +36,13 @@ class Cgroup:
         return "/sys/fs/cgroup/memory" if (self.memory / "memory.oom_control").exists() else "/sys/fs/cgroup"
 
     def oom_kills(self) -> int:
-        """How many of its processes the kernel has killed for memory."""
+        """How many of its processes the kernel has killed for memory; none are known once it is removed."""
         for name in ("memory.events", "memory.oom_control"):
-            if (self.memory / name).exists():
+            try:
                 lines = (self.memory / name).read_text().splitlines()
-                return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+            except OSError:  # of the other version of cgroups, or removed by who closes the box
+                continue
+            return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
         return 0
 
     def remove(self, seconds: float = 5.0) -> bool:

@@ -57,11 +57,11 @@ class Loss(NamedTuple):
 
     text: str
     oom: bool = False
-    """The kernel killed its server for memory: what the program in it used up, so the program's doing."""
+    """The kernel killed in it for memory: what the program in it used up, so the program's doing."""
 
 
 class LostToMemory(SandboxLost):
-    """A box whose server the kernel killed for the memory that the box used."""
+    """A box whose server ended, or did not answer, after the kernel killed in it for the memory that the box used."""
 
 
 class Writer(Protocol):
@@ -196,7 +196,9 @@ class ServerBox:
                 answer = await self._reader.readexactly(size)
             whole = True
         except TimeoutError:
-            raise SandboxLost(f"{self.name}: no answer within {seconds:.0f} s to {what}; the box is recycled") from None
+            # A box whose memory is used up can hold its own server up for longer than the slack.
+            kind = LostToMemory if (await self._why()).oom else SandboxLost
+            raise kind(f"{self.name}: no answer within {seconds:.0f} s to {what}; the box is recycled") from None
         except (EOFError, OSError) as error:
             loss = await self._why()
             kind = LostToMemory if loss.oom else SandboxLost

@@ -310,6 +310,6 @@ async def breach(attack: Attack, box: Sandbox, host: World) -> str:
     result = await box.exec(["python3", "-c", attack.program], timeout=attack.timeout)
     if b"BREACH" in result.stdout or SECRET in result.stdout_text:
         return result.stdout_text[-300:]
-    if time.monotonic() - started > attack.timeout + 10:
+    if time.monotonic() - started > attack.timeout + 30:
         return f"held its caller for {time.monotonic() - started:.0f} s"
     return await attack.judge(box, result, host) if attack.judge else ""

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import SandboxLost
+from agentrl.sandbox.pool import Pool
 from tests.sandbox.attacks import CPU, DISK_MB, INODES, MEMORY_MB, OUTPUT, PIDS, Attack, World, attacks, breach, world
 from tests.sandbox.kinds import BOUNDARIES, needs_bwrap, nothing_left, pool_of
 
+LOST = "the box was lost"
 LIMITS = {
     "memory_mb": MEMORY_MB,
     "disk_mb": DISK_MB,
@@ -25,14 +27,21 @@ async def _breaches(kind: str, host: World, tried: list[Attack], **settings: obj
     with nothing_left():
         async with pool_of(kind, **LIMITS, **settings) as pool:
             for attack in tried:
-                async with pool.box() as box:
-                    try:
-                        through = await breach(attack, box, host)
-                    except SandboxLost as error:
-                        through = f"the box was lost: {error}"
+                # A lost box is an infrastructure fault, asked again; what costs every box is a breach.
+                through = await _try(attack, pool, host)
+                if through.startswith(LOST):
+                    through = await _try(attack, pool, host)
                 if through:
                     found[attack.name] = through
     return found
+
+
+async def _try(attack: Attack, pool: Pool, host: World) -> str:
+    async with pool.box() as box:
+        try:
+            return await breach(attack, box, host)
+        except SandboxLost as error:
+            return f"{LOST}: {error}"
 
 
 @pytest.mark.slow
