@@ -46,6 +46,7 @@ class _Seat:
     misses: int = 0
     sessions: int = 0
     lost: asyncio.Event = field(default_factory=asyncio.Event)
+    catching_up: asyncio.Task[None] | None = None
 
     def fence(self, reason: str) -> None:
         self.fenced = reason
@@ -67,7 +68,8 @@ class Router:
     ```
 
     Engines are asked for their model info every `check_every` seconds; one that does not answer `max_misses` times in
-    a row is fenced, a refused connection fences at once.
+    a row is fenced, a refused connection fences at once. One that takes longer than `slow_seconds` to pause or to load
+    is fenced too: the others go on, and it comes back when it has caught up.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Router:
         current: tuple[Path, Version] | None = None,
         check_every: float = 2.0,
         max_misses: int = 3,
+        slow_seconds: float | None = None,
     ) -> None:
         if not clients:
             raise ValueError("a router needs at least one engine client")
@@ -86,6 +89,8 @@ class Router:
         self._sessions: OrderedDict[str, _Seat] = OrderedDict()
         self._check_every = check_every
         self._max_misses = max_misses
+        self._slow_seconds = slow_seconds
+        self._begin = clients[0].begin  # the limits are the model's: any client's will do, also one that has left
         self._changing = asyncio.Lock()
         self._check_now = asyncio.Event()
         self._some_serve = asyncio.Event()
@@ -96,7 +101,7 @@ class Router:
     async def generate(self, request: GenerateRequest, on_tokens: OnTokens | None = None) -> Completion:
         """See `Engine.generate`."""
         self._watch()
-        progress = self._seats[0].client.begin(request)
+        progress = self._begin(request)
         while True:
             seat = await self._seat(request, progress)
             try:
@@ -175,13 +180,13 @@ class Router:
             begun = time.monotonic()
             failures: dict[_Seat, BaseException] = {}
             try:
-                await _each(seats, lambda s: s.client.pause(), failures)
+                await _each(seats, lambda s: s.client.pause(), failures, self._slow_seconds)
                 paused = time.monotonic()
                 ready = [s for s in seats if s not in failures]
-                await _each(ready, lambda s: s.client.update_from_disk(path, version), failures)
+                await _each(ready, lambda s: s.client.update_from_disk(path, version), failures, self._slow_seconds)
                 loaded = time.monotonic()
             finally:
-                await asyncio.shield(_each(seats, lambda s: s.client.resume(), failures))
+                await asyncio.shield(_each(seats, lambda s: s.client.resume(), failures, self._slow_seconds))
             updated = [s for s in seats if s not in failures]
             self._settle(version, updated, failures)
             self.current = (Path(path), version)
@@ -207,10 +212,21 @@ class Router:
     async def add(self, client: EngineClient) -> None:
         """Let a started engine serve, once it has the current weights and that is proved. EngineError otherwise."""
         seat = _Seat(client, fenced="not yet checked")
-        async with self._changing:
-            await self._admit(seat)
-            self._seats.append(seat)
-        self._some_serve.set()
+        while True:
+            target = self.current
+            await self._catch_up(seat, target)  # a publish goes on beside it: loading takes its time
+            async with self._changing:
+                if self.current == target:
+                    await self._prove(seat)
+                    self._seats.append(seat)
+                    self._some_serve.set()
+                    return
+
+    def fence(self, url: str, reason: str) -> None:
+        """Give an engine nothing more at once, also in the middle of a publish; unknown ones are no error."""
+        for seat in self._seats:
+            if seat.client.url == url.rstrip("/") and not seat.fenced:
+                seat.fence(reason)
 
     async def remove(self, url: str) -> None:
         """Take an engine out; its requests go on elsewhere."""
@@ -220,6 +236,9 @@ class Router:
                 raise EngineError(f"no engine {url}: there are {[s.client.url for s in self._seats]}")
             self._seats.remove(seat)
             seat.fence("it was taken out")
+        if seat.catching_up is not None:
+            seat.catching_up.cancel()
+            await asyncio.wait((seat.catching_up,))
         await seat.client.close()
 
     async def checksums(self) -> dict[str, dict[str, str]]:
@@ -239,6 +258,10 @@ class Router:
             self._watching.cancel()
             await asyncio.wait((self._watching,))
             self._watching = None
+        if behind := [s.catching_up for s in self._seats if s.catching_up is not None]:
+            for task in behind:
+                task.cancel()
+            await asyncio.wait(behind)
         await asyncio.gather(*(s.client.close() for s in self._seats))
 
     # -- health ------------------------------------------------------------------------------------------------------
@@ -262,14 +285,15 @@ class Router:
                 await asyncio.sleep(min(0.2, self._check_every))
 
     async def _check(self, seat: _Seat) -> None:
+        if seat.fenced:
+            if seat.catching_up is None:
+                seat.catching_up = asyncio.get_running_loop().create_task(self._come_back(seat))
+            # One that loads for minutes must not keep the others from being asked.
+            await asyncio.wait((seat.catching_up,), timeout=self._check_every)
+            return
         try:
-            if seat.fenced:
-                async with self._changing:
-                    if seat in self._seats:
-                        await self._admit(seat)
-            else:
-                await seat.client.model_info()
-                seat.misses = 0
+            await seat.client.model_info()
+            seat.misses = 0
         except DeadlineExceeded as error:
             seat.misses += 1
             if seat.misses >= self._max_misses:
@@ -277,31 +301,65 @@ class Router:
         except EngineError as error:
             seat.fence(str(error))
 
-    async def _admit(self, seat: _Seat) -> None:
-        """Let a seat serve after it has, provably, the current weights."""
-        client = seat.client
-        version = (await client.model_info()).version
-        await client.resume()
-        if self.current is not None and version != self.current[1]:
-            await client.update_from_disk(*self.current)
+    async def _come_back(self, seat: _Seat) -> None:
+        """Let a fenced seat serve again once it has caught up; a failure is the new reason."""
+        try:
+            target = self.current
+            await self._catch_up(seat, target)
+            async with self._changing:
+                if self.current == target and seat in self._seats:
+                    await self._prove(seat)
+                    self._some_serve.set()
+        except (EngineError, DeadlineExceeded) as error:
+            seat.fence(str(error))
+        finally:
+            seat.catching_up = None
+
+    async def _catch_up(self, seat: _Seat, target: tuple[Path, Version] | None) -> None:
+        version = (await seat.client.model_info()).version
+        await seat.client.resume()
+        if target is not None and version != target[1]:
+            await seat.client.update_from_disk(*target)
+
+    async def _prove(self, seat: _Seat) -> None:
+        """Let a seat serve after it has, provably, the weights of one that serves."""
         witness = next((s for s in self._seats if s is not seat and not s.fenced), None)
         if witness is not None:
-            ours, theirs = await asyncio.gather(client.checksums(), witness.client.checksums())
+            ours, theirs = await asyncio.gather(seat.client.checksums(), witness.client.checksums())
             if ours != theirs:
                 wrong = sorted(name for name in theirs if ours.get(name) != theirs[name])
-                raise EngineError(f"{client.url} holds other weights than {witness.client.url}: {wrong[:3]}")
+                raise EngineError(f"{seat.client.url} holds other weights than {witness.client.url}: {wrong[:3]}")
         seat.serve()
 
 
 async def _each(
-    seats: Sequence[_Seat], call: Callable[[_Seat], Awaitable[None]], failures: dict[_Seat, BaseException]
+    seats: Sequence[_Seat],
+    call: Callable[[_Seat], Awaitable[None]],
+    failures: dict[_Seat, BaseException],
+    seconds: float | None = None,
 ) -> None:
-    """Call every seat at once; an infrastructure fault is noted for its seat, the first one counts."""
+    """Call every seat at once; an infrastructure fault is noted for its seat, the first one counts.
+
+    One that takes longer than `seconds`, or is fenced meanwhile, has failed and is waited for no longer.
+    """
 
     async def one(seat: _Seat) -> None:
+        work = asyncio.ensure_future(call(seat))
+        # A seat that was fenced before is called all the same: it is told to go on.
+        lost = asyncio.ensure_future(asyncio.Event().wait() if seat.lost.is_set() else seat.lost.wait())
         try:
-            await call(seat)
+            await asyncio.wait((work, lost), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+            elif lost.done():
+                raise EngineLost(f"{seat.client.url} was fenced meanwhile: {seat.fenced}")
+            else:
+                raise DeadlineExceeded(f"{seat.client.url} took longer than {seconds:g} s: the others go on without it")
         except (EngineError, DeadlineExceeded) as error:
             failures.setdefault(seat, error)
+        finally:
+            lost.cancel()
+            work.cancel()
+            await asyncio.wait((work, lost))
 
     await asyncio.gather(*(one(seat) for seat in seats))
