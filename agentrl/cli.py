@@ -65,6 +65,37 @@ def status(run: Annotated[Path, typer.Argument(metavar="RUNS/NAME", help="The ru
         print(describe(run))
 
 
+@app.command()
+def simulate(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    run: Annotated[
+        Path | None, typer.Option("--from", metavar="RUNS/X", help="Costs as this run measured them.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Also draw the result into this PNG.")] = None,
+) -> None:
+    """Size a run before it is started: tokens/s, idle shares and staleness by split and η, in virtual time."""
+    from agentrl.cluster.simulate_show import run_simulate
+
+    with _told():
+        run_simulate(config, overrides or [], run, plot)
+
+
+@app.command()
+def view(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUNS/NAME...", help="Folders of runs, or copies of them.")],
+    host: Annotated[
+        str, typer.Option(help="Where to listen; any but a loopback address asks for a token.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 0,
+) -> None:
+    """Serve the page of runs that go on, ended or crashed, side by side; prints its address."""
+    from agentrl.monitor.serve import view as serve_page
+
+    with _told():
+        serve_page(runs, host=host, port=port)
+
+
 @app.command("eval")
 def evaluate(
     env: Annotated[str, typer.Argument(metavar="ENV", help="package.module:Class or file.py:Class")],
