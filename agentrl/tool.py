@@ -58,11 +58,25 @@ class Tool:
                 f"tool {self.name!r} has no docstring: it is what tells the model when to call the tool"
             )
         summary, fields = _read_docstring(doc)
-        self.arguments = _arguments_model(function, self.name, fields)
-        self.schema: dict[str, Any] = {
-            "type": "function",
-            "function": {"name": self.name, "description": summary, "parameters": _parameters(self.arguments)},
-        }
+        self.arguments: type[BaseModel] | None = _arguments_model(function, self.name, fields)
+        self.schema = _schema(self.name, summary, _parameters(self.arguments))
+
+    @classmethod
+    def described(
+        cls,
+        name: str,
+        description: str,
+        parameters: dict[str, Any],
+        function: Callable[..., Any],
+        *,
+        timeout: float = DEFAULT_TIMEOUT,
+    ) -> Tool:
+        """A tool whose JSON schema comes from elsewhere, an MCP server for one: `function` checks its arguments itself
+        and takes them as keywords."""
+        made = object.__new__(cls)
+        made.function, made.name, made.timeout, made.arguments = function, name, timeout, None
+        made.schema = _schema(name, description, parameters)
+        return made
 
     def __get__(self, instance: object | None, owner: type | None = None) -> Tool:
         """The same tool, bound to the object it is read from."""
@@ -78,8 +92,10 @@ class Tool:
 
     async def __call__(self, **arguments: Any) -> Any:
         """Check the arguments, then run. Raises what the function raises, ValidationError, TimeoutError."""
-        checked = self.arguments.model_validate(arguments)
-        values = {name: getattr(checked, name) for name in type(checked).model_fields}
+        values = arguments
+        if self.arguments is not None:
+            checked = self.arguments.model_validate(arguments)
+            values = {name: getattr(checked, name) for name in type(checked).model_fields}
         async with asyncio.timeout(self.timeout):
             if inspect.iscoroutinefunction(self.function):
                 return await self.function(**values)
@@ -171,6 +187,11 @@ def _arguments_model(function: Callable[..., Any], name: str, docs: dict[str, st
         default = ... if parameter.default is parameter.empty else parameter.default
         fields[parameter.name] = (parameter.annotation, Field(default, description=docs.get(parameter.name)))
     return create_model(f"{name}_arguments", __config__=ConfigDict(extra="forbid"), **fields)
+
+
+def _schema(name: str, description: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    function = {"name": name, "description": description, "parameters": parameters}
+    return {"type": "function", "function": function}
 
 
 def _parameters(model: type[BaseModel]) -> dict[str, Any]:
