@@ -13,11 +13,13 @@ from pathlib import Path
 from agentrl.conductor.config import Common, RunConfig, SftConfig
 from agentrl.conductor.desk import Desk, close_log, open_log
 from agentrl.conductor.folder import RunFolder, write_atomically
+from agentrl.conductor.page import PageProcess, check_monitor
 from agentrl.config import load, to_toml
 from agentrl.errors import AgentRLError, RunError
 from agentrl.monitor.curve import draw_curve
 from agentrl.monitor.live import make_view
 from agentrl.monitor.metrics import MetricsFile, read_metrics
+from agentrl.monitor.trackers import Trackers
 
 INTERRUPTED = 130
 
@@ -28,6 +30,7 @@ def run_train(path: Path, overrides: Sequence[str], *, resume: bool) -> int:
     from agentrl.conductor.reinforce import reinforce
 
     config = load(RunConfig, path, overrides)
+    check_monitor(config.monitor)
     plan = check_run(config)
     return _run(config, resume, lambda desk: reinforce(config, plan, desk, resume=resume))
 
@@ -38,6 +41,7 @@ def describe_train(path: Path, overrides: Sequence[str]) -> str:
 
     config = load(RunConfig, path, overrides)
     there = config.model.is_dir()
+    check_monitor(config.monitor)
     plan = check_run(config, model_needed=False)
     kept = f"{len(plan.eval_rows)} held-out" if plan.eval_rows else "none held out"
     model = f"{plan.model_bytes / 1e6:.0f} MB" if there else "not there yet: its folder and template are not checked"
@@ -55,6 +59,7 @@ def run_sft(path: Path, overrides: Sequence[str], *, resume: bool) -> int:
     from agentrl.conductor.imitate import imitate
 
     config = load(SftConfig, path, overrides)
+    check_monitor(config.monitor)
     plan = check_sft(config)
     return _run(config, resume, lambda desk: imitate(config, plan, desk, resume=resume))
 
@@ -64,10 +69,16 @@ def _run(config: Common, resume: bool, body: Callable[[Desk], Awaitable[None]]) 
     folder.open(resume=resume)
     try:
         write_atomically(folder.config, to_toml(config))
-        desk = Desk(folder, MetricsFile(folder.metrics), make_view(config.name, config.train.steps), open_log(folder))
+        log = open_log(folder)
+        trackers = Trackers(config.monitor.trackers, folder.path, config.model_dump(mode="json"), log.error)
+        metrics = MetricsFile(folder.metrics, trackers.put)
+        desk = Desk(folder, metrics, make_view(config.name, config.train.steps), log)
+        page = PageProcess(desk, config.monitor)
         try:
             return _to_the_end(desk, body)
         finally:
+            page.stop()
+            trackers.close()
             _draw(desk, config.name)
             desk.metrics.close()
             close_log(desk.log)

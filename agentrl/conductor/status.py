@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.conductor.folder import RunFolder
+from agentrl.conductor.page import page_file
 from agentrl.errors import ConfigError
 from agentrl.monitor.live import summary
 from agentrl.monitor.metrics import read_metrics
@@ -30,6 +31,8 @@ def describe(path: Path) -> str:
     if evaluation := last.get("eval"):
         figures = "  ".join(f"{key} {value}" for key, value in summary(evaluation))
         lines.append(f"evaluation at step {evaluation['step']}: {figures}")
+    if alive and page_file(folder.path).exists():
+        lines.append(f"page: {page_file(folder.path).read_text().strip()}")
     for key in ("published", "gate", "pool", "engines", "trainer"):
         if key in state:
             lines.append(f"{key}: {state[key]}")

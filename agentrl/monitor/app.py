@@ -135,7 +135,8 @@ class _Page:
 
     async def metrics(self, request: web.Request) -> web.StreamResponse:
         """OpenMetrics, of the first run."""
-        text = await asyncio.to_thread(lambda: exposition(self._runs[0].state(), self._runs[0].last()))
+        run = self._runs[0]
+        text = await asyncio.to_thread(lambda: exposition(run.state(), run.last(), run.folder.locked))
         return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
 
     async def runs(self, request: web.Request) -> web.StreamResponse:

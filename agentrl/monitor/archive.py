@@ -54,6 +54,7 @@ class Archive:
         self._queue: queue.Queue[Callable[[sqlite3.Connection], None] | None] = queue.Queue(WAITING)
         self._size = 0
         self._broken = False
+        self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="archive", daemon=True)
         self._thread.start()
 
@@ -85,8 +86,14 @@ class Archive:
 
         self._put(add)
 
+    @property
+    def waiting(self) -> int:
+        """Changes that are not written yet."""
+        return self._queue.qsize()
+
     def close(self, timeout: float = 10.0) -> None:
         """Write what waits, for at most `timeout` seconds, and close the file."""
+        self._closing.set()
         try:
             self._queue.put(None, timeout=timeout)
         except queue.Full:
@@ -123,7 +130,7 @@ class Archive:
         while True:
             changes: list[Callable[[sqlite3.Connection], None] | None] = [self._queue.get()]
             if changes[0] is not None:
-                time.sleep(COMMIT_SECONDS)  # what comes meanwhile shares the transaction
+                self._closing.wait(COMMIT_SECONDS)  # what comes meanwhile shares the transaction
             while not self._queue.empty():
                 changes.append(self._queue.get())
             db.execute("BEGIN")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,10 @@ from typing import Any
 class MetricsFile:
     """Appends events. Every line has `kind` ("step", "eval", "publish", …) and `time` (Unix seconds)."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, on_line: Callable[[Mapping[str, Any]], None] = lambda _: None) -> None:
+        """`on_line` is told of every line that was written."""
         self.path = path
+        self._on_line = on_line
         path.parent.mkdir(parents=True, exist_ok=True)
         # Line-buffered: after a kill -9 at most the last line is torn, and `read_metrics` skips that.
         self._file = path.open("a", buffering=1, encoding="utf-8")
@@ -25,6 +27,7 @@ class MetricsFile:
         """Append one line; NaN and infinities become null, which JSON has. Returns what was written."""
         line = {"kind": kind, "time": round(time.time(), 3), **{key: _plain(value) for key, value in values.items()}}
         self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        self._on_line(line)
         return line
 
     def close(self) -> None:

@@ -31,14 +31,14 @@ HELP = {
 }
 
 
-def exposition(state: Mapping[str, Any], last: Mapping[str, float]) -> str:
-    """The metrics of a run: gauges and counters of state.json, and the figures of its last step."""
+def exposition(state: Mapping[str, Any], last: Mapping[str, float], alive: bool) -> str:
+    """The metrics of a run: gauges and counters of state.json while it lives, and the figures of its last step."""
     lines = []
-    gauges = state.get("gauges")
+    gauges = state.get("gauges") if alive else None
     for name, value in sorted(gauges.items() if isinstance(gauges, dict) else ()):
         counter = name.endswith("_total")
         lines += _metric(name.removesuffix("_total"), value, counter)
-    lines += _metric("up", float(state.get("phase") == "training"), False, "Whether the run says that it trains.")
+    lines += _metric("up", float(alive), False, "Whether the run's conductor lives.")
     seen = set()
     for name, value in sorted(last.items()):
         clean = "step_" + re.sub(r"\W", "_", name)

@@ -57,6 +57,8 @@ rows = 3
 steps = 3
 lr = 1e-3
 checkpoint_every = 2
+[monitor]
+page = false
 """
 
 

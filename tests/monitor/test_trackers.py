@@ -1,0 +1,77 @@
+"""Where metrics go besides metrics.jsonl."""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.errors import ConfigError
+from agentrl.monitor import trackers
+from agentrl.monitor.metrics import MetricsFile
+from agentrl.monitor.trackers import Trackers, check_trackers, figures_of
+
+LINE = {"kind": "step", "step": 3, "time": 5.0, "loss": 0.5, "version": "1.3", "envs": {"A": {"reward": 1, "n": None}}}
+
+
+def needs(package: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+
+
+def test_figures_are_the_numbers_of_a_line() -> None:
+    assert figures_of(LINE) == {"loss": 0.5, "envs/A/reward": 1.0}
+
+
+def test_tensorboard_gets_every_step_and_evaluation(tmp_path: Path) -> None:
+    needs("tensorboard")
+    told: list[str] = []
+    lanes = Trackers(["tensorboard"], tmp_path, {}, told.append)
+    metrics = MetricsFile(tmp_path / "metrics.jsonl", lanes.put)
+    metrics.write("step", {"step": 1, "loss": 0.5})
+    metrics.write("publish", {"step": 1, "publish/seconds": 1.0})
+    metrics.write("eval", {"step": 1, "eval/reward": 0.25})
+    metrics.close()
+    lanes.close()
+    assert told == []
+    loader = importlib.import_module("tensorboard.backend.event_processing.event_file_loader")
+    (file,) = (tmp_path / "tensorboard").iterdir()
+    found = {}
+    for event in loader.LegacyEventFileLoader(str(file)).Load():
+        for value in event.summary.value:
+            found[event.step, value.tag] = value.simple_value
+    assert found == {(1, "loss"): 0.5, (1, "eval/reward"): 0.25}
+
+
+class Broken:
+    """A tracker whose service went away."""
+
+    def __init__(self, run: Path, config: Mapping[str, Any]) -> None:
+        self.threads = {threading.current_thread().name}
+
+    def log(self, step: int, figures: Mapping[str, float], time: float) -> None:
+        raise ConnectionError("the service went away")
+
+    def close(self) -> None:
+        raise AssertionError("a broken tracker is left behind")
+
+
+def test_a_tracker_that_fails_is_told_and_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trackers, "KINDS", {"broken": Broken})
+    told: list[str] = []
+    lanes = Trackers(["broken"], tmp_path, {}, told.append)
+    for _ in range(3):
+        lanes.put(LINE)
+    lanes.close()
+    assert told == ["broken gets no more figures: ConnectionError: the service went away"]
+
+
+def test_a_tracker_that_is_not_installed_is_named_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trackers, "PACKAGES", {"wandb": "no_such_package"})
+    with pytest.raises(ConfigError, match=r"names 'wandb', which is not installed: pip install no_such_package"):
+        check_trackers(["wandb"])
+    check_trackers([])
