@@ -3,6 +3,7 @@
 train.jsonl              one JSON object a line                    data/train.parquet    (needs pyarrow)
 my.module:rows           an iterable, or a function of none        my_rows.py:rows       the same, by file
 hub:openai/gsm8k#main    a data set of the hub, with its configuration (needs datasets); also a local folder of one
+sample:math_single       a few rows for the environment of that name, in the package
 """
 
 from __future__ import annotations
@@ -89,6 +90,8 @@ def _checked(row: Any, place: str, columns: Mapping[str, str], needed: Sequence[
 def _placed(source: str, base: Path, split: str) -> Iterator[Placed]:
     if source.startswith("hub:"):
         return _hub(source, base, split)
+    if source.startswith("sample:"):
+        return _jsonl(_sample(source))
     path = base / source
     if path.is_file():
         if path.suffix == ".parquet":
@@ -107,6 +110,15 @@ def _placed(source: str, base: Path, split: str) -> Iterator[Placed]:
     if not isinstance(rows, Iterable):
         raise DataError(f"data {source!r} is a {type(rows).__name__}, not an iterable of rows")
     return _numbered(rows, source)
+
+
+def _sample(source: str) -> Path:
+    folder = Path(__file__).parent / "envs" / "samples"
+    path = folder / f"{source.removeprefix('sample:')}.jsonl"
+    if not path.is_file():
+        known = sorted(found.stem for found in folder.glob("*.jsonl"))
+        raise ConfigError(f"data {source!r}: there is no such sample; there are: {', '.join(known)}")
+    return path
 
 
 def _numbered(rows: Iterable[Any], source: str) -> Iterator[Placed]:
