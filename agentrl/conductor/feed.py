@@ -11,13 +11,14 @@ import asyncio
 import hmac
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import orjson
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from agentrl.errors import AgentRLError
+from agentrl.errors import AgentRLError, InfrastructureError
 from agentrl.types import Group, Version
 from agentrl.wire import encode_group
 
@@ -81,6 +82,22 @@ class CheckpointReady(BaseModel):
     cursor: dict[str, Any]
 
 
+class CommitRequest(BaseModel):
+    """Every rank has written its part of the checkpoint of `step`, on its own host: fetch the parts, make it whole."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    step: int
+    version: str
+    content: dict[str, Any]
+    keep: int
+
+
+class _Permit(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    step: int
+    version: str
+
+
 class Phase(BaseModel):
     """A heartbeat: what a rank is doing."""
 
@@ -140,7 +157,11 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 class FeedServer:
-    """Serves one trainer group at a time; `begin` admits the next incarnation and shuts the previous one out."""
+    """Serves one trainer group at a time; `begin` admits the next incarnation and shuts the previous one out.
+
+    Each incarnation has a token of its own: a group that was given up for lost, and is not, can hand in nothing.
+    `on_commit` makes a checkpoint whole whose parts lie on several hosts, and returns its folder.
+    """
 
     def __init__(
         self,
@@ -149,8 +170,12 @@ class FeedServer:
         *,
         hold: float = HOLD_SECONDS,
         on_trace: Callable[[Trace], None] | None = None,
+        on_commit: Callable[[CommitRequest], Awaitable[Path]] | None = None,
     ) -> None:
         self.token = secrets.token_urlsafe(24)
+        self._retired: dict[str, int] = {}
+        self._on_commit = on_commit
+        self._commits: dict[tuple[str, int], asyncio.Task[Path]] = {}
         self._source = source
         self._events = events
         self._hold = hold
@@ -165,8 +190,8 @@ class FeedServer:
         self._runner: web.AppRunner | None = None
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
-        """Listen; returns the base URL."""
+    def application(self) -> web.Application:
+        """To be served by itself or below a path of another server."""
         app = web.Application(middlewares=[self._guard], client_max_size=64 << 20)
         app.router.add_post("/take", self._take)
         app.router.add_get(r"/take/{take:\d+}/group/{group:\d+}", self._group)
@@ -175,7 +200,13 @@ class FeedServer:
         app.router.add_post("/checkpoint", _report(CheckpointReady, self._events.checkpoint))
         app.router.add_post(r"/trace/{incarnation:\d+}/{step:\d+}/{rank:\d+}", self._trace)
         app.router.add_post("/phase", _report(Phase, self._events.phase))
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        app.router.add_post("/permit", _report(_Permit, self._permit))
+        app.router.add_post("/commit", self._commit)
+        return app
+
+    async def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
+        """Listen; returns the base URL."""
+        self._runner = web.AppRunner(self.application(), access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
         site = web.TCPSite(self._runner, host, port)
         await site.start()
@@ -190,6 +221,9 @@ class FeedServer:
 
     async def begin(self, incarnation: int) -> None:
         """A new trainer group starts: forget the last one's batch and refuse its late requests."""
+        if self._incarnation:
+            self._retired[self.token] = self._incarnation
+            self.token = secrets.token_urlsafe(24)
         self._incarnation = incarnation
         async with self._taking:  # a held take of the old group ends first; the source un-takes it on resume
             self._step, self._batch, self._bytes = -1, None, {}
@@ -212,6 +246,8 @@ class FeedServer:
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         given = request.headers.get("Authorization", "")
+        if (late := self._retired.get(given.removeprefix("Bearer "))) is not None:
+            return _json(409, {"error": f"incarnation {late} is over, now {self._incarnation} runs"})
         if not hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode()):
             return _json(401, {"error": "wrong or missing token: send 'Authorization: Bearer $AGENTRL_TOKEN'"})
         try:
@@ -244,6 +280,21 @@ class FeedServer:
                 self._bytes = await asyncio.to_thread(_bodies, batch)
                 self._step, self._batch, self._manifest = wanted.step, batch, told
             return _json(200, self._manifest)
+
+    async def _permit(self, asked: _Permit) -> None:
+        """Whoever gets this far is of the present incarnation."""
+
+    async def _commit(self, request: web.Request) -> web.StreamResponse:
+        asked = _parsed(CommitRequest, await request.read())
+        if self._on_commit is None:
+            return _json(404, {"error": "checkpoints of this run are made whole by the trainer's first rank"})
+        key = (asked.version, asked.step)
+        if (task := self._commits.get(key)) is None:  # asked again after a lost connection: one is under way or done
+            self._commits = {key: (task := asyncio.ensure_future(self._on_commit(asked)))}
+        try:
+            return _json(200, {"path": str(await asyncio.shield(task))})
+        except InfrastructureError as error:  # a host is gone: that group ends, and another one begins
+            return _json(409, {"error": f"the checkpoint of step {asked.step} is not whole: {error}"})
 
     async def _measured(self, report: StepMetrics) -> None:
         await self._events.metrics(report)

@@ -18,6 +18,8 @@ from agentrl.wire import decode_group
 
 ANSWER_SECONDS = 90.0
 """How long an answer may take; a `/take` is held up to 20 s by the server."""
+COMMIT_SECONDS = 3600.0
+"""How long the conductor may take to fetch a checkpoint's parts."""
 PATIENCE_SECONDS = 10.0
 """How long a feed that refuses connections is asked again before the trainer gives up."""
 BEAT_SECONDS = 5.0
@@ -34,8 +36,10 @@ class Over(NamedTuple):
 class Feed:
     """One rank's connection to the conductor. Not thread-safe: a thread makes its own."""
 
-    def __init__(self, url: str, token: str, *, patience: float = PATIENCE_SECONDS) -> None:
-        self.url, self._token, self._patience = url, token, patience
+    def __init__(
+        self, url: str, token: str, *, patience: float = PATIENCE_SECONDS, answer: float = ANSWER_SECONDS
+    ) -> None:
+        self.url, self._token, self._patience, self._answer = url, token, patience, answer
         self._connection: http.client.HTTPConnection | None = None
 
     def take(self, step: int, version: Version) -> bytes | Over | None:
@@ -68,6 +72,20 @@ class Feed:
         """A checkpoint's rename has happened."""
         body = {"step": step, "version": str(version), "path": path, "take": take, "cursor": dict(cursor)}
         self._post("/checkpoint", body)
+
+    def permit(self, step: int, version: Version) -> None:
+        """Ask whether this incarnation may still make a checkpoint; RunError where another one has begun."""
+        self._post("/permit", {"step": step, "version": str(version)})
+
+    def commit(self, step: int, version: Version, content: Mapping[str, Any], keep: int) -> str:
+        """Have the conductor fetch every host's part of a checkpoint and make it whole; its folder there."""
+        body = {"step": step, "version": str(version), "content": dict(content), "keep": keep}
+        patient = Feed(self.url, self._token, answer=COMMIT_SECONDS)
+        try:
+            _, answer = patient._call("POST", "/commit", body, (200,))
+        finally:
+            patient.close()
+        return str(orjson.loads(answer)["path"])
 
     def phase(self, rank: int, phase: str, step: int) -> None:
         """A heartbeat."""
@@ -109,13 +127,13 @@ class Feed:
             raise RunError(f"the feed answered {method} {path} with {status}, expected one of {expected}: {text}")
 
     def _exchange(self, method: str, path: str, data: bytes | None) -> tuple[int, bytes]:
+        address = urlsplit(self.url)
         if self._connection is None:
-            address = urlsplit(self.url)
             self._connection = http.client.HTTPConnection(
-                address.hostname or "127.0.0.1", address.port, timeout=ANSWER_SECONDS
+                address.hostname or "127.0.0.1", address.port, timeout=self._answer
             )
         headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
-        self._connection.request(method, path, data, headers)
+        self._connection.request(method, address.path.rstrip("/") + path, data, headers)
         response = self._connection.getresponse()
         return response.status, response.read()
 

@@ -229,7 +229,7 @@ class Trainer:
         """Write a checkpoint and tell the conductor."""
         state = self.state
         with self.phases.phase("checkpoint", state.step):
-            path = persist.save(self.backend, self.job, state)
+            path = persist.save(self.backend, self.job, state, self.feed)
         state.saved = state.step
         if self.lead:
             self.feed.checkpoint(state.step, self.version, str(path), state.take, state.cursor)

@@ -283,6 +283,9 @@ class TrainerJob(BaseModel):
     """A checkpoint folder to continue from, or None to start from `model_dir` at version 0."""
     hand_over: bool = True
     """Whether each step's weights are written for engines; imitation has none."""
+    commit: Literal["here", "conductor"] = "here"
+    """Who makes a checkpoint whole: rank 0, once the feed has said that its incarnation still counts; or the conductor,
+    which fetches every host's part: `checkpoints_dir` is then a folder of this host alone."""
     trace: bool = False
     """Whether each rank sends the advantage and the log-prob of every trained token to the feed, for inspection."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from safetensors.torch import save_file
 from agentrl.errors import RunError
 from agentrl.train import checkpoint, export, shards
 from agentrl.train.deepspeed import Backend
+from agentrl.train.feed import Feed
 from agentrl.train.options import TrainerJob
 from agentrl.train.state import State
 
@@ -28,11 +30,17 @@ def write_weights(backend: Backend, base: Path, target: Path) -> None:
         together(backend, target, _nothing)
 
 
-def save(backend: Backend, job: TrainerJob, state: State) -> Path:
-    """A checkpoint of `state`; returns its folder. Every rank writes its part, rank 0 the rest and the commit."""
+def save(backend: Backend, job: TrainerJob, state: State, feed: Feed | None = None) -> Path:
+    """A checkpoint of `state`; returns its folder. Every rank writes its part, rank 0 the rest and the commit.
+
+    The conductor is asked first: a group that was given up for lost must not put its checkpoint in another's place.
+    Without a `feed` nobody is there to be asked.
+    """
     lead = backend.rank == 0
+    apart = feed is not None and job.commit == "conductor"
+    first = os.environ.get("LOCAL_RANK", "0") == "0" if apart else lead  # of those who share the folder
     source = checkpoint.aside(job.checkpoints_dir, state.step)
-    together(backend, source, (lambda: _fresh(source)) if lead else _nothing)
+    together(backend, source, (lambda: _fresh(source)) if first else _nothing)
     write_weights(backend, job.model_dir, source / "model")
     tensors, common = backend.state()
     part = source / shards.name(backend.rank, backend.world)
@@ -45,11 +53,22 @@ def save(backend: Backend, job: TrainerJob, state: State) -> Path:
         "state": common,
     }
 
+    version, keep = state.version(job.incarnation), job.train.keep_checkpoints
+    whole = checkpoint.folder(job.checkpoints_dir, state.step)
+
     def commit() -> None:
-        checkpoint.commit(job.checkpoints_dir, state.step, content, keep=job.train.keep_checkpoints)
+        nonlocal whole
+        if feed is not None and apart:
+            whole = Path(feed.commit(state.step, version, content, keep))
+            return
+        if feed is not None:
+            feed.permit(state.step, version)
+        checkpoint.commit(job.checkpoints_dir, state.step, content, keep=keep)
 
     together(backend, source, commit if lead else _nothing)
-    return checkpoint.folder(job.checkpoints_dir, state.step)
+    if apart and first:
+        shutil.rmtree(source, ignore_errors=True)
+    return whole
 
 
 def restore(backend: Backend, folder: Path) -> State:

@@ -146,8 +146,16 @@ async def test_a_new_incarnation_shuts_the_old_group_out(setup: Setup) -> None:
     status, body = await setup.take(1, "1.3")
     assert status == 409
     assert "incarnation 1 is over" in body["error"]
+    for path in ("/weights", "/metrics", "/checkpoint", "/phase", "/permit", "/commit"):
+        async with setup.http.post(path, json={}) as answer:
+            assert answer.status == 409, f"a group that was given up for lost handed something in at {path}"
+    assert setup.reports.got == []
     await setup.source.ready.put(Batch(2, [make_group(2)], {}))
+    setup.http.headers["Authorization"] = f"Bearer {setup.feed.token}"
     assert (await setup.take(1, "2.3"))[1]["take"] == 2
+    status, body = await setup.take(1, "1.3")
+    assert status == 409
+    assert "incarnation 1 is over" in body["error"]
 
 
 async def test_reports_arrive_typed(setup: Setup) -> None:
