@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from pathlib import Path
 
 from agentrl.rollout.records import State
 
@@ -41,3 +42,12 @@ def figures(db: sqlite3.Connection) -> dict[str, float]:
         "stored_bytes": float(size),
         "oldest_pooled_s": 0.0 if oldest is None else max(0.0, time.time() - oldest),
     }
+
+
+def stored_bodies(path: Path, most: int) -> list[bytes]:
+    """The newest groups in a pool's file, as `wire.encode_group` made them; only reads, also while a run goes on."""
+    db = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5.0)
+    try:
+        return [row[0] for row in db.execute("SELECT body FROM groups ORDER BY position DESC LIMIT ?", (most,))]
+    finally:
+        db.close()
