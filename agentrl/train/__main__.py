@@ -35,12 +35,16 @@ def read_job(path: Path) -> TrainerJob:
 def run(job: TrainerJob, token: str, phases: Phases) -> str:
     """Train; returns why it ended."""
     # Imported late: the environment set above decides which accelerator DeepSpeed sees.
+    import torch
+
     from agentrl.train import algorithm, export
     from agentrl.train.deepspeed import Backend
     from agentrl.train.feed import Feed
     from agentrl.train.loop import Trainer
     from agentrl.train.stop import Stop
 
+    if job.train.offload_optimizer and not torch.cuda.is_available():
+        raise ConfigError("train.offload_optimizer has no effect without a GPU: all is in the host's memory: remove it")
     stop = Stop()
     stop.listen()
     chosen = algorithm.load(job.algorithm)
@@ -50,6 +54,7 @@ def run(job: TrainerJob, token: str, phases: Phases) -> str:
             job.train,
             critic_rate=job.algorithm.value_rate if chosen.critic else None,
             reference=(job.algorithm.reference or job.model_dir) if chosen.reference else None,
+            seed=job.seed,
         )
         export.check_names(job.model_dir, backend.shapes)
     feed = Feed(job.feed_url, token)

@@ -17,6 +17,7 @@ import deepspeed.ops
 import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
+from deepspeed.runtime.zero.partition_parameters import is_zero_param
 from deepspeed.utils import (
     safe_get_local_fp32_param,
     safe_get_local_optimizer_state,
@@ -28,6 +29,7 @@ from transformers.integrations import HfDeepSpeedConfig
 
 from agentrl.errors import ConfigError
 from agentrl.train import shards
+from agentrl.train.adapt import choose_trained, sources
 from agentrl.train.algorithm import Largest, Mean, Metrics, Output
 from agentrl.train.batch import Batch
 from agentrl.train.export import Shape, buckets
@@ -53,11 +55,17 @@ class Backend:
     """A policy on this rank's device, partitioned over the group; with a critic's head and a frozen reference if asked.
 
     `critic_rate` is the factor on the learning rate of the critic's head; None: no critic. `reference` is the folder
-    of the policy that `reference` answers for; None: there is none.
+    of the policy that `reference` answers for; None: there is none. `seed` is for adapters, where they are trained.
     """
 
     def __init__(
-        self, folder: Path, options: TrainOptions, *, critic_rate: float | None = None, reference: Path | None = None
+        self,
+        folder: Path,
+        options: TrainOptions,
+        *,
+        critic_rate: float | None = None,
+        reference: Path | None = None,
+        seed: int = 0,
     ) -> None:
         self.options = options
         self.device = _join_group(options.collective_timeout)
@@ -70,6 +78,7 @@ class Backend:
         policy = load_policy(
             folder, DTYPES[options.dtype], checkpointing=options.checkpointing, critic=critic_rate is not None
         )
+        choose_trained(policy.model, options, seed)
         frozen = None if reference is None else load_policy(reference, DTYPES[options.dtype]).requires_grad_(False)
         del alive
         optimizer = torch.optim.AdamW(
@@ -87,7 +96,8 @@ class Backend:
             self._reference, *_ = deepspeed.initialize(model=frozen.eval(), config=config)
             self._reference.eval()
         self.longest = options.max_sequence or longest_sequence(folder)
-        self.shapes = tuple(Shape(name, tuple(p.ds_shape), p.dtype) for name, p in self._named_parameters())
+        self._sources = sources(policy.model)
+        self.shapes = tuple(Shape(n, tuple(s.weight.ds_shape), s.weight.dtype) for n, s in self._sources.items())
         check_exact(policy, int(read_config(folder)["vocab_size"]), self.device)
 
     # ---- passes --------------------------------------------------------------------------------------------------
@@ -173,17 +183,15 @@ class Backend:
     def weights(self, bucket_bytes: int = GATHER_BYTES) -> Iterator[tuple[str, Tensor]]:
         """Every weight under its Hugging Face name, whole, in the order of `shapes`; gathered bucket by bucket.
 
+        Frozen ones too, and adapters merged into theirs: what an engine is to serve.
+
         A tensor is valid until the next one is asked for. All ranks must exhaust the iterator.
         """
-        parameters = dict(self._named_parameters())
         for bucket in buckets(self.shapes, bucket_bytes):
-            with deepspeed.zero.GatheredParameters([parameters[shape.name] for shape in bucket]):
-                for shape in bucket:
-                    yield shape.name, parameters[shape.name].detach()
-
-    def _named_parameters(self) -> Iterator[tuple[str, Any]]:
-        """As the Hugging Face model names them, a tied weight once."""
-        return self._policy.model.named_parameters()
+            named = [(shape.name, self._sources[shape.name]) for shape in bucket]
+            with deepspeed.zero.GatheredParameters([p for _, source in named for p in source.parameters]):
+                for name, source in named:
+                    yield name, source.whole()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """This rank's part of master weights and moments, flat; and what is common to all ranks."""
@@ -210,7 +218,10 @@ class Backend:
         sizes = {name: int(parameter.ds_numel) for name, parameter in self._trained()}
         if sizes != common["sizes"]:
             odd = sorted(set(sizes.items()) ^ set(common["sizes"].items()))[:3]
-            raise ConfigError(f"checkpoint {folder} is of another model: its trained weights differ, e.g. {odd}")
+            raise ConfigError(
+                f"checkpoint {folder} is of another model, or of other train.trainable, train.frozen or train.lora: "
+                f"its trained weights differ, e.g. {odd}"
+            )
         optimizer.checkpoint_event_prologue()
         steps = int(common["optimizer_steps"])
         if steps:
@@ -237,7 +248,7 @@ class Backend:
     def _trained(self) -> list[tuple[str, Any]]:
         head = self._policy.value_head
         critic = [] if head is None else [(f"value_head.{name}", p) for name, p in head.named_parameters()]
-        return [(name, p) for name, p in (*self._named_parameters(), *critic) if p.requires_grad]
+        return [(name, p) for name, p in (*self._policy.model.named_parameters(), *critic) if p.requires_grad]
 
     def close(self) -> None:
         """Wait for the other ranks and leave the group."""
@@ -270,12 +281,16 @@ def _config(options: TrainOptions, world: int) -> dict[str, Any]:
     if alone:
         # One rank holds everything anyway: never release a weight after its layer.
         zero |= {"stage3_param_persistence_threshold": 1 << 60, "stage3_max_live_parameters": 1 << 60}
+    if options.offload_optimizer:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
     return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "gradient_clipping": options.max_grad_norm,
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
+        # torch's own fused AdamW steps on the host too; DeepSpeed's would be compiled first.
+        "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": None,
         "bf16": {"enabled": options.dtype == "bf16"},
         "fp16": {"enabled": options.dtype == "fp16", "initial_scale_power": 16},
@@ -285,11 +300,12 @@ def _config(options: TrainOptions, world: int) -> dict[str, Any]:
 def _decay_groups(policy: Policy, decay: float, critic_rate: float) -> list[dict[str, Any]]:
     """Matrices decay, vectors do not, nor does the critic's head, which has its own factor on the rate.
 
-    A partitioned parameter's true rank is in `ds_shape`.
+    A partitioned parameter's true rank is in `ds_shape`; an adapter is not partitioned yet.
     """
     parameters: list[Any] = [p for p in policy.model.parameters() if p.requires_grad]
-    matrices = [p for p in parameters if len(p.ds_shape) > 1]
-    vectors = [p for p in parameters if len(p.ds_shape) <= 1]
+    ranks = [len(p.ds_shape if is_zero_param(p) else p.shape) for p in parameters]
+    matrices = [p for p, rank in zip(parameters, ranks, strict=True) if rank > 1]
+    vectors = [p for p, rank in zip(parameters, ranks, strict=True) if rank <= 1]
     head = [] if policy.value_head is None else list(policy.value_head.parameters())
     groups = [
         {"params": matrices, "weight_decay": decay, "rate": 1.0},

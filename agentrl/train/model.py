@@ -107,7 +107,9 @@ class TokenLogprobs(torch.autograd.Function):
             narrow = grad.to(weight.dtype)
             if grad_hidden is not None:
                 grad_hidden[rows] = narrow @ weight
-            if grad_weight is not None:
+            if grad_weight is not None and narrow.dtype == grad_weight.dtype:
+                grad_weight.addmm_(narrow.t(), hidden[rows])  # without a second tensor of the weight's size
+            elif grad_weight is not None:
                 grad_weight += narrow.t() @ hidden[rows]
             if grad_bias is not None:
                 grad_bias += grad.sum(0)

@@ -195,6 +195,19 @@ class AlgorithmOptions(BaseModel):
         return ":" not in self.name and self.name != "sft" and self.baseline != "none" and not shaped
 
 
+class LoraOptions(BaseModel):
+    """Low-rank adapters: W stays as it is, and up·down·alpha/rank is added to it and trained."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    rank: int = Field(16, ge=1)
+    """Of each adapter."""
+    alpha: float = Field(32.0, gt=0)
+    """The adapter counts alpha/rank times."""
+    targets: tuple[str, ...] = Field(("*",), min_length=1)
+    """Patterns of the linear layers that get one, e.g. "*.q_proj"; all but the output head as it stands."""
+
+
 class TrainOptions(BaseModel):
     """The optimizer, the batch and the checkpoints."""
 
@@ -226,6 +239,14 @@ class TrainOptions(BaseModel):
     """The gradient is scaled down to this global norm; 0 for no limit."""
     dtype: Dtype = "fp32"
     """Of forward, backward and the published weights; master weights and moments are always fp32."""
+    trainable: tuple[str, ...] = Field(("*",), min_length=1)
+    """Patterns of the weights that are trained, by their Hugging Face names: "*.self_attn.*" trains attention only."""
+    frozen: tuple[str, ...] = ()
+    """Patterns of the weights that are not, even where `trainable` names them: "model.layers.[0-3].*"."""
+    lora: LoraOptions | None = None
+    """Train adapters instead of weights. They are merged into what is published and exported."""
+    offload_optimizer: bool = False
+    """Keep master weights and moments in the host's memory, and step there: for a GPU that is too small for them."""
     tokens_per_microbatch: int = Field(8192, ge=2)
     """Packed tokens of one forward pass on one rank. A longer sequence makes a micro-batch of its own."""
     max_sequence: int | None = Field(None, ge=2)
@@ -249,6 +270,8 @@ class TrainOptions(BaseModel):
             raise ValueError(f"warmup_steps = {self.warmup_steps} is longer than the run, steps = {self.steps}")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas = {self.betas} must be in [0, 1)")
+        if self.lora is not None and (idle := {"trainable", "frozen"} & self.model_fields_set):
+            raise ValueError(f"{', '.join(sorted(idle))} has no effect with lora: adapters are all that is trained")
         return self
 
 

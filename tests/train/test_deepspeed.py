@@ -2,81 +2,35 @@
 
 from __future__ import annotations
 
-import itertools
-import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
 
 from agentrl.errors import ConfigError
 from agentrl.train import checkpoint
 from agentrl.train.export import Shape, buckets
+from tests.train.group import SECONDS, Outcome, check_export, distance, run_groups
 
-ROOT = Path(__file__).parent.parent.parent
 Case = dict[str, dict[str, Any]]
 
 
-class Outcome(NamedTuple):
-    work: Path
-    results: dict[tuple[int, int], dict[str, Any]]
-
-
-def start(world: int, job: Path) -> list[subprocess.Popen[bytes]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    common = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    processes = []
-    for rank in range(world):
-        with (job.parent / f"log-{world}-{rank}").open("wb") as log:
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", "tests.train.worker", str(job)],
-                    cwd=ROOT,
-                    env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                )
-            )
-    return processes
+pytestmark = pytest.mark.timeout(SECONDS + 60)
+BOTH = ["train_save_and_resume", "critic_and_reference"]
+CHECKS = {
+    2: [*BOTH, "nothing_moves_at_rate_zero", "not_finite", "bf16", "one_rank_cannot_write", "imitation"],
+    1: [*BOTH, "other_number_of_ranks"],
+}
 
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Outcome:
     """Two ranks; and one that does the same, and goes on from what they saved."""
-    work = tmp_path_factory.mktemp("group")
-    job = work / "job.json"
-    job.write_text(json.dumps({"model": str(tiny), "work": str(work)}))
-    groups = {world: start(world, job) for world in (2, 1)}
-    results = {}
-    try:
-        for world, processes in groups.items():
-            for rank, process in enumerate(processes):
-                code = process.wait(120)
-                assert code == 0, (work / f"log-{world}-{rank}").read_text()[-3000:]
-                results[world, rank] = json.loads((work / f"result-{world}-{rank}.json").read_text())
-    finally:
-        for process in itertools.chain(*groups.values()):
-            process.kill()
-            process.wait()
-    return Outcome(work, results)
+    return run_groups(tmp_path_factory.mktemp("group"), tiny, CHECKS)
 
 
 RANKS = [(2, 0), (2, 1)]
-
-
-def distance(outcome: Outcome, one: str, other: str) -> float:
-    a, b = (load_file(outcome.work / f"weights-{name}.safetensors") for name in (one, other))
-    assert a.keys() == b.keys()
-    return max(float((a[n] - b[n]).abs().max()) for n in a)
 
 
 def test_any_cut_and_any_number_of_ranks_train_the_same(outcome: Outcome) -> None:
@@ -150,24 +104,6 @@ def test_imitation(outcome: Outcome) -> None:
         assert outcome.results[place]["nll_loss"] == pytest.approx(nll, rel=1e-5)
 
 
-def test_fp16_finds_its_loss_scale_or_is_refused(outcome: Outcome) -> None:
-    for place in RANKS:
-        found = outcome.results[place]
-        if not torch.cuda.is_available():
-            assert "use 'bf16'" in found["fp16_refused"]
-            continue
-        applied, steps, last = found["fp16_applied"]
-        assert last
-        assert applied == steps
-        assert found["fp16_state"] == ["torch.float32"]
-        assert found["fp16_scaler"][0] == found["fp16_scaler"][1]
-
-
-def test_recomputed_activations_change_nothing(outcome: Outcome) -> None:
-    for place in RANKS:
-        assert outcome.results[place]["recompute_distance"] < 1e-6
-
-
 def test_a_full_disk_on_one_rank_ends_all_with_the_cause(outcome: Outcome) -> None:
     assert "No space left" in outcome.results[2, 1]["full_disk"]
     assert "another rank" in outcome.results[2, 0]["full_disk"]
@@ -177,18 +113,7 @@ def test_a_full_disk_on_one_rank_ends_all_with_the_cause(outcome: Outcome) -> No
 @pytest.mark.parametrize("world", [1, 2])
 def test_an_export_gives_the_trainers_own_logprobs(outcome: Outcome, world: int) -> None:
     assert outcome.results[world, 0]["buckets_agree"]
-    folder = outcome.work / f"export-{world}"
-    assert {p.stat().st_mode & 0o777 for p in folder.iterdir()} == {0o644}
-    assert all(t.numel() > 0 for t in load_file(folder / "model.safetensors").values())
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    probe = load_file(outcome.work / f"probe-{world}.safetensors")
-    bounds = probe["seqlens"].tolist()
-    for start_, end in itertools.pairwise(bounds):
-        tokens = probe["tokens"][start_:end]
-        logits = model(input_ids=tokens[None], use_cache=False).logits[0, :-1]
-        expected = logits.log_softmax(1).gather(1, tokens[1:, None]).squeeze(1)
-        mask = probe["mask"][start_ + 1 : end]
-        torch.testing.assert_close(probe["logprobs"][start_ + 1 : end][mask], expected[mask], atol=1e-4, rtol=1e-4)
+    check_export(outcome.work / f"export-{world}", outcome.work / f"probe-{world}.safetensors")
 
 
 def test_buckets_go_by_true_sizes(zero3_resume: Case) -> None:

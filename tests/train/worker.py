@@ -10,7 +10,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +21,35 @@ from agentrl.train.__main__ import prepare_environment
 prepare_environment()
 
 import torch  # noqa: E402
+from deepspeed.accelerator import get_accelerator  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 from torch import Tensor  # noqa: E402
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config  # noqa: E402
 
 from agentrl.errors import AgentRLError  # noqa: E402
 from agentrl.train import algorithm, experience, persist  # noqa: E402
+from agentrl.train.adapt import choose_trained, sources  # noqa: E402
 from agentrl.train.algorithm import Algorithm, Metrics, Output  # noqa: E402
 from agentrl.train.batch import Batch, pack  # noqa: E402
 from agentrl.train.deepspeed import Backend  # noqa: E402
 from agentrl.train.functional import Denominators, token_weights  # noqa: E402
 from agentrl.train.model import load_policy  # noqa: E402
-from agentrl.train.options import AlgorithmOptions, TrainerJob, TrainOptions  # noqa: E402
+from agentrl.train.options import AlgorithmOptions, LoraOptions, TrainerJob, TrainOptions  # noqa: E402
 from agentrl.train.plan import Item, make_plan  # noqa: E402
 from agentrl.train.state import State  # noqa: E402
-from agentrl.types import Group  # noqa: E402
+from agentrl.types import Context, Group, Sampled, Segment, Trajectory, Version  # noqa: E402
 from tests.train.drawing import describe, draw, episode, random_group  # noqa: E402
 
 BUDGETS = {1: 1 << 20, 2: 90}
 """One rank packs everything in one pass; two ranks cut it finely, into passes of which the last are dummies."""
+
+SEED = 3
+PARTLY: dict[str, dict[str, Any]] = {
+    "frozen": {"frozen": ("model.embed_tokens.weight", "model.layers.0.*")},
+    "lora": {"lora": LoraOptions(rank=2, alpha=8.0), "weight_decay": 0.0},
+    "offloaded": {"offload_optimizer": True},
+}
+"""What may be trained instead of everything, and where it may be kept."""
 
 
 class Alone:
@@ -83,8 +93,10 @@ def plain_adamw(folder: Path, options: TrainOptions, chosen: Algorithm) -> dict[
     """The same steps without DeepSpeed, on one rank and one pass."""
     unset_hf_deepspeed_config()
     policy = load_policy(folder, torch.float32)
-    matrices = [p for p in policy.parameters() if p.ndim > 1]
-    vectors = [p for p in policy.parameters() if p.ndim <= 1]
+    choose_trained(policy.model, options, SEED)
+    trained = [p for p in policy.parameters() if p.requires_grad]
+    matrices = [p for p in trained if p.ndim > 1]
+    vectors = [p for p in trained if p.ndim <= 1]
     optimizer = torch.optim.AdamW(
         [{"params": matrices, "weight_decay": options.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
         lr=options.lr,
@@ -98,7 +110,7 @@ def plain_adamw(folder: Path, options: TrainOptions, chosen: Algorithm) -> dict[
             torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(policy.parameters(), options.max_grad_norm)
         optimizer.step()
-    return {name: p.detach().float() for name, p in policy.model.named_parameters()}
+    return {name: source.whole().float() for name, source in sources(policy.model).items()}
 
 
 class Checks:
@@ -119,19 +131,73 @@ class Checks:
             checkpoints_dir=self.work / checkpoints,
         )
 
-    def run(self) -> None:
-        self.train_save_and_resume()
-        self.critic_and_reference()
-        if self.world == 1:
-            self.other_number_of_ranks()
-            return
-        self.nothing_moves_at_rate_zero()
-        self.not_finite()
-        self.bf16()
-        self.one_rank_cannot_write()
-        self.imitation()
-        self.fp16()
-        self.recomputed_activations()
+    def run(self, names: Sequence[str]) -> None:
+        """`method` or `method:argument`, in the order given."""
+        for name in names:
+            method, *argument = name.split(":")
+            getattr(self, method)(*argument)
+
+    def partly(self, name: str) -> None:
+        """Part of the weights, or adapters: as one process with AdamW, resumed exactly, and published whole."""
+        options = self.options.model_copy(update=PARTLY[name])
+        backend = Backend(self.folder, options, seed=SEED)
+        before = whole_weights(backend)
+        for seed in (0, 1):
+            self.step(backend, seed)
+        saved = persist.save(backend, self.job(f"{name}-{self.world}"), State(step=2, take=1))
+        self.step(backend, 2)
+        after = whole_weights(backend)
+        again = Backend(self.folder, options, seed=SEED + 1)
+        persist.restore(again, saved)
+        self.step(again, 2)
+        resumed = whole_weights(again)
+        probe = batches(0, 1, self.chosen, 77)[0]
+        logprobs = backend.logprobs([probe])[0]
+        found = {
+            "moved": sorted(n for n in after if not torch.equal(after[n], before[n])),
+            "resume_is_exact": all(torch.equal(after[n], resumed[n]) for n in after),
+            "trained": sum(backend.state()[1]["sizes"].values()),
+        }
+        persist.write_weights(backend, self.folder, self.work / f"export-{name}-{self.world}")
+        if self.rank == 0:
+            plain = plain_adamw(self.folder, options, self.chosen)
+            found["distance_to_adamw"] = max(float((after[n] - plain[n]).abs().max()) for n in plain)
+            save_file(after, self.work / f"weights-{name}-{self.world}.safetensors")
+            self.keep_probe(f"{name}-{self.world}", probe, logprobs)
+        self.found[name] = found
+
+    def serve(self, name: str) -> None:
+        """An export after three steps, and what the trainer itself would say: the likeliest tokens, one by one."""
+        options = self.options.model_copy(update={**PARTLY.get(name, {}), "lr": 5e-3})
+        backend = Backend(self.folder, options, seed=SEED)
+        for seed in range(3):
+            self.step(backend, seed, lr=options.lr)
+        persist.write_weights(backend, self.folder, self.work / f"served-{name}")
+        rng = np.random.default_rng(0)
+        said = []
+        for length in (1, 9, 40):
+            prompt = rng.integers(0, 200, length).tolist()
+            said.append({"prompt": prompt, **self.greedy(backend, prompt, 24)})
+        if self.rank == 0:
+            (self.work / f"served-{name}.json").write_text(json.dumps(said))
+
+    def greedy(self, backend: Backend, prompt: list[int], count: int) -> dict[str, Any]:
+        policy, tokens = backend._policy, torch.tensor(prompt)
+        with torch.no_grad():
+            for _ in range(count):
+                hidden = policy.hidden(tokens, torch.arange(len(tokens)), [len(tokens)])
+                tokens = torch.cat([tokens, policy.head(hidden[-1:]).argmax(1)])
+        context = Segment(tokens[: len(prompt)].numpy().astype(np.int32), None, Context())
+        chosen = tokens[len(prompt) :].numpy().astype(np.int32)
+        sampled = Segment(chosen, np.zeros(count, np.float32), Sampled(Version(1, 0)))
+        played = episode([Trajectory((context, sampled))], [(0, 0, len(tokens), 1.0)])
+        items = [Item(0, 0, 0, len(tokens))]
+        batch = pack(items, {0: Group(0, 0, 0, "greedy", (played,))}, {0: [{0: 1.0}]}, version=0)
+        return {"tokens": chosen.tolist(), "logprobs": backend.logprobs([batch])[0][batch.mask].tolist()}
+
+    def keep_probe(self, name: str, probe: Batch, logprobs: Tensor) -> None:
+        tensors = {"tokens": probe.tokens, "logprobs": logprobs, "mask": probe.mask, "seqlens": probe.cu_seqlens}
+        save_file(tensors, self.work / f"probe-{name}.safetensors")
 
     def critic_and_reference(self) -> None:
         """Episodes in three pieces, spread over ranks: values, penalties and whitening as in one process."""
@@ -187,24 +253,26 @@ class Checks:
         self.found["resume_is_exact"] = all(torch.equal(after[n], resumed[n]) for n in after)
         if self.rank == 0:
             save_file(after, self.work / f"weights-{self.world}.safetensors")
-            save_file(
-                {"tokens": probe.tokens, "logprobs": logprobs, "mask": probe.mask, "seqlens": probe.cu_seqlens},
-                self.work / f"probe-{self.world}.safetensors",
-            )
+            self.keep_probe(f"{self.world}", probe, logprobs)
             plain = plain_adamw(self.folder, self.options, self.chosen)
             self.found["distance_to_adamw"] = max(float((after[n] - plain[n]).abs().max()) for n in plain)
 
-    def other_number_of_ranks(self) -> None:
-        """One rank goes on from what two saved."""
-        saved = self.work / "c2" / "step-0000002"
-        deadline = time.monotonic() + 60
+    def other_number_of_ranks(self, name: str = "") -> None:
+        """Go on from what the other group saved, of two ranks and of one."""
+        other = 3 - self.world
+        saved = self.work / (f"{name}-{other}" if name else f"c{other}") / "step-0000002"
+        deadline = time.monotonic() + 400
         while not saved.exists():
-            assert time.monotonic() < deadline, f"the two ranks have not saved {saved}"
+            assert time.monotonic() < deadline, f"the group of {other} has not saved {saved}"
             time.sleep(0.05)
-        backend = Backend(self.folder, self.options)
+        options = self.options.model_copy(update=PARTLY[name] if name else {})
+        backend = Backend(self.folder, options, seed=SEED + 2)
         persist.restore(backend, saved)
         self.step(backend, 2)
-        save_file(whole_weights(backend), self.work / "weights-2-then-1.safetensors")
+        weights = whole_weights(backend)
+        if self.rank == 0:
+            label = f"{name}-" if name else ""
+            save_file(weights, self.work / f"weights-{label}{other}-then-{self.world}.safetensors")
 
     def nothing_moves_at_rate_zero(self) -> None:
         backend = Backend(self.folder, self.options)
@@ -267,12 +335,17 @@ class Checks:
     def fp16(self) -> None:
         """The loss scale is found by skipping; then steps are applied, and the scale survives a checkpoint."""
         options = self.options.model_copy(update={"dtype": "fp16"})
+        accelerator = type(get_accelerator())
+        accelerator.is_fp16_supported = lambda _: False
         try:
-            backend = Backend(self.folder, options)
+            Backend(self.folder, options)
         except AgentRLError as error:
             self.found["fp16_refused"] = str(error)
-            return
+        # A processor without fp16 computes it all the same, slowly.
+        accelerator.is_fp16_supported = lambda _: True
+        backend = Backend(self.folder, options)
         applied = [self.step(backend, seed).applied for seed in range(6)]
+        self.found["fp16_weights"] = sorted({str(t.dtype) for _, t in backend.weights()})
         tensors, common = backend.state()
         self.found["fp16_applied"] = [sum(applied), common["optimizer_steps"], applied[-1]]
         self.found["fp16_state"] = sorted({str(t.dtype) for n, t in tensors.items() if n != "rng"})
@@ -297,7 +370,7 @@ def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text())
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     checks = Checks(Path(job["model"]), Path(job["work"]), rank, world)
-    checks.run()
+    checks.run(job["checks"])
     (Path(job["work"]) / f"result-{world}-{rank}.json").write_text(json.dumps(checks.found))
 
 
