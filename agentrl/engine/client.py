@@ -46,7 +46,8 @@ class EngineClient:
 
     `limits` and `model_dir` let it refuse what would kill a real server: ids outside the vocabulary, weights of other
     names or shapes. `decode` is needed to see a stop string that straddles an interruption. `chunk_tokens` cuts a
-    generation into requests of so many tokens, for servers that cannot retract (`pause_mode="abort"`).
+    generation into requests of so many tokens, for servers that cannot retract (`pause_mode="abort"`). `token` goes with
+    every request, to a server on another host that asks for it.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class EngineClient:
         chunk_tokens: int | None = None,
         control_timeout: float = 30.0,
         load_timeout: float = 300.0,
+        token: str | None = None,
     ) -> None:
         self.url = url.rstrip("/")
         self.version: Version | None = None
@@ -71,7 +73,7 @@ class EngineClient:
         self._chunk = chunk_tokens
         self._control_timeout = control_timeout
         self._load_timeout = load_timeout
-        self._http = Http(self.url)
+        self._http = Http(self.url, token)
         self._shapes: Shapes | None = None
         self._paused = False
         self._resumed = asyncio.Event()

@@ -17,8 +17,8 @@ _JSON = {"Content-Type": "application/json"}
 class Http:
     """Connections to one base URL, opened when first used."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    def __init__(self, url: str, token: str | None = None) -> None:
+        self.url, self._token = url, token
         self._session: aiohttp.ClientSession | None = None
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
@@ -51,7 +51,10 @@ class Http:
         if self._session is None:
             # Servers close idle connections after 5 s; ours goes first, so that a request never meets a closed one.
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0)
-            self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
+            headers = {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
+            self._session = aiohttp.ClientSession(
+                connector=connector, timeout=aiohttp.ClientTimeout(total=None), headers=headers
+            )
         return self._session
 
 
