@@ -26,6 +26,23 @@ def turn_rewards(episode: EpisodeEntry, options: AlgorithmOptions) -> dict[int, 
 def group_credit(group: GroupEntry, options: AlgorithmOptions) -> list[dict[int, float]]:
     """The advantage of each episode and turn against its group, as the options say; {} where there is no verdict."""
     rewards = [turn_rewards(e, options) if e.scored else None for e in group.episodes]
+    if options.agents == "together":
+        return _advantages(rewards, options)
+    found: list[dict[int, float]] = [{} for _ in rewards]
+    for name in sorted({turn.agent for episode in group.episodes for turn in episode.turns}):
+        # An episode in which the agent never acted says nothing of it.
+        own = [_own(e, r, name) or None for e, r in zip(group.episodes, rewards, strict=True)]
+        for whole, part in zip(found, _advantages(own, options), strict=True):
+            whole.update(part)
+    return found
+
+
+def _own(episode: EpisodeEntry, rewards: dict[int, float] | None, agent: str) -> dict[int, float]:
+    acted = {turn.index for turn in episode.turns if turn.agent == agent}
+    return {index: reward for index, reward in (rewards or {}).items() if index in acted}
+
+
+def _advantages(rewards: list[dict[int, float] | None], options: AlgorithmOptions) -> list[dict[int, float]]:
     if options.credit == "turn":
         ahead = [None if r is None else functional.returns_to_go(r, options.discount) for r in rewards]
         return functional.turn_advantages(ahead, options.baseline)

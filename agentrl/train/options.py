@@ -88,6 +88,8 @@ class AlgorithmOptions(BaseModel):
     baselines."""
     credit: Literal["episode", "turn"] = "episode"
     """What a turn is credited with: all that the episode earned, or what it earned from that turn on."""
+    agents: Literal["together", "each"] = "together"
+    """Where several agents act in an episode: they share all rewards, or each has its own, with its own baseline."""
     discount: float = Field(1.0, gt=0, le=1)
     """γ: of later turns for `credit = "turn"`; of later time steps for a critic."""
     baseline: Literal["group_std", "group_mean", "leave_one_out", "none"] = "group_std"
@@ -177,7 +179,7 @@ class AlgorithmOptions(BaseModel):
         if self.name in ("gspo", "cispo"):
             yield frozenset({"dual_clip"}), f"algorithm {self.name!r}"
         if self.name == "ppo":
-            yield frozenset({"baseline", "credit"}), "a critic"
+            yield frozenset({"baseline", "credit", "agents"}), "a critic"
         else:
             yield _CRITIC_KNOBS, f"algorithm {self.name!r}, which has no critic"
             if self.credit == "episode":
@@ -191,7 +193,7 @@ class AlgorithmOptions(BaseModel):
     @property
     def contrasts(self) -> bool:
         """Whether a group learns only from its episodes' rewards being different: equal ones teach it nothing."""
-        shaped = self.overlong_tokens is not None or self.credit == "turn"
+        shaped = self.overlong_tokens is not None or self.credit == "turn" or self.agents == "each"
         return ":" not in self.name and self.name != "sft" and self.baseline != "none" and not shaped
 
 

@@ -156,3 +156,30 @@ def test_the_gradient_is_unbiased_over_turns_of_different_number(credit: str, si
             gradient = sum(a[t] * outcomes[i][1][t] for i, a in zip(choice, advantages, strict=True) for t in sorted(a))
             expected += math.prod(outcomes[i][0] for i in choice) * gradient / size
         np.testing.assert_allclose(expected * factor, true, atol=1e-12)
+
+
+def test_agents_share_the_rewards_or_each_has_its_own() -> None:
+    def deal(buyer: float, seller: float) -> EpisodeEntry:
+        turns = tuple(
+            TurnMark(i, i % 2, i + 1, reward, ("buyer", "seller")[i % 2])
+            for i, reward in enumerate((0.0, 0.0, buyer, seller))
+        )
+        return EpisodeEntry(0, buyer + seller, "finished", turns, (TrajectoryEntry(9, 5, False),) * 2)
+
+    deals = group(deal(0.8, 0.2), deal(0.4, 0.6))
+    together = group_credit(deals, AlgorithmOptions(baseline="group_mean"))
+    assert together == [dict.fromkeys(range(4), pytest.approx(0.0))] * 2
+    each = group_credit(deals, AlgorithmOptions(baseline="group_mean", agents="each"))
+    assert [episode[2] for episode in each] == pytest.approx([0.2, -0.2])
+    assert [episode[3] for episode in each] == pytest.approx([-0.2, 0.2])
+    assert [episode[0] for episode in each] == pytest.approx([0.2, -0.2])
+    assert sorted(each[0]) == [0, 1, 2, 3]
+
+
+def test_an_agent_that_never_acted_is_in_no_baseline_of_its_own() -> None:
+    both = EpisodeEntry(
+        0, 1.0, "finished", (TurnMark(0, 0, 1, 0.0, "a"), TurnMark(1, 1, 1, 1.0, "b")), (TrajectoryEntry(3, 1, False),)
+    )
+    alone = EpisodeEntry(1, 0.5, "finished", (TurnMark(0, 0, 1, 0.5, "a"),), (TrajectoryEntry(3, 1, False),))
+    found = group_credit(group(both, alone), AlgorithmOptions(baseline="group_mean", agents="each"))
+    assert found == [{0: pytest.approx(-0.25), 1: pytest.approx(0.0)}, {0: pytest.approx(0.25)}]
