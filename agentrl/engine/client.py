@@ -244,8 +244,11 @@ class EngineClient:
     async def update_from_disk(self, path: Path | str, version: Version) -> None:
         """Load the weights in `path` and label them `version`. EngineError where the old ones still serve."""
         self._check_weights(Path(path))
+        await self._load(str(path), version)
+
+    async def _load(self, path: str, version: Version) -> None:
         body = {
-            "model_path": str(path),
+            "model_path": path,
             "weight_version": str(version),
             "flush_cache": True,
             "abort_all_requests": False,

@@ -227,6 +227,7 @@ class Router:
         for seat in self._seats:
             if seat.client.url == url.rstrip("/") and not seat.fenced:
                 seat.fence(reason)
+                self._check_now.set()
 
     async def remove(self, url: str) -> None:
         """Take an engine out; its requests go on elsewhere."""
@@ -246,6 +247,11 @@ class Router:
         serving = [s for s in self._seats if not s.fenced]
         sums = await asyncio.gather(*(s.client.checksums() for s in serving))
         return {s.client.url: found for s, found in zip(serving, sums, strict=True)}
+
+    @property
+    def serving(self) -> tuple[str, ...]:
+        """URLs of the engines that serve now."""
+        return tuple(s.client.url for s in self._seats if not s.fenced)
 
     @property
     def fenced(self) -> dict[str, str]:
