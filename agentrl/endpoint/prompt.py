@@ -17,6 +17,9 @@ from agentrl.types import SplitReason
 _RAW = Setting(extra={"raw": True})  # text completions never go on from a chat
 
 
+_CLOSED = "\n</think>\n\n"
+
+
 class Prompter:
     """Renders a session's requests against what it recorded."""
 
@@ -35,7 +38,15 @@ class Prompter:
         if request.prompt is not None:
             return self._text(request.prompt, request.agent)
         place, prompt = self._chat(self._recorder.locate(request.messages, self._setting_of(request), request.agent))
-        return place, prompt if request.force is None else self._opened(prompt, request.force)
+        if request.force is not None:
+            called = opening(self._form, request.force, thinking=prompt.thinking)
+            # A name may look like a control token; what the format itself writes may not be marked.
+            marked = str(self._renderer.template.marked(request.force))
+            return place, self._opened(prompt, called, opening(self._form, marked, thinking=prompt.thinking))
+        if request.sampling.grammar is not None and prompt.thinking:
+            # A grammar holds from the first token on, so reasoning that the template opened ends before it.
+            return place, self._opened(prompt, _CLOSED, _CLOSED)
+        return place, prompt
 
     def _setting_of(self, request: ChatRequest) -> Setting:
         known = self._setting
@@ -86,12 +97,9 @@ class Prompter:
             return place, self._renderer.prompt(text[len(so_far) :])
         return place.restarted(SplitReason.TEMPLATE), self._renderer.prompt(text)
 
-    def _opened(self, prompt: Prompt, name: str) -> Prompt:
-        """The prompt with the beginning of a call, which is shown and not sampled: so the log-probs of the rest are
-        the model's own, as a grammar's would not be."""
-        opened = opening(self._form, name, thinking=prompt.thinking)
-        # A name may look like a control token; what the format itself writes may not be marked.
-        shown = opening(self._form, str(self._renderer.template.marked(name)), thinking=prompt.thinking)
+    def _opened(self, prompt: Prompt, opened: str, shown: str) -> Prompt:
+        """The prompt with the beginning of the answer, which is shown and not sampled: so the log-probs of the rest
+        are the model's own, as a grammar's would not be."""
         tokens = np.concatenate((prompt.tokens, self._renderer.template.encode_text(shown)))
         return Prompt(prompt.text + shown, tokens, prompt.thinking, opened)
 
@@ -110,4 +118,4 @@ def opening(form: Format, name: str, *, thinking: bool) -> str:
         key = "parameters" if form is Format.LLAMA3_JSON else "arguments"
         call = '{"name": "' if name == ANY else f'{{"name": {quoted}, "{key}":'
         call = f"<tool_call>\n{call}" if form is Format.HERMES else call
-    return f"\n</think>\n\n{call}" if thinking else call
+    return _CLOSED + call if thinking else call

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeVar
 
 from openai.types import CompletionUsage
@@ -125,9 +126,16 @@ def text_logprobs(rows: Sequence[Mapping[str, Any]], at: int = 0) -> dict[str, A
     return {
         "tokens": [row["token"] for row in rows],
         "token_logprobs": [row["logprob"] for row in rows],
-        "top_logprobs": None,
+        "top_logprobs": _text_top(rows),
         "text_offset": starts[:-1],
     }
+
+
+def _text_top(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, float]] | None:
+    if not any(row["top_logprobs"] for row in rows):
+        return None
+    # Several tokens may have the same text (pieces of a character): the likeliest counts, as lists are best first.
+    return [{top["token"]: top["logprob"] for top in reversed(row["top_logprobs"])} for row in rows]
 
 
 def usage(reply: Reply) -> dict[str, int]:
@@ -177,5 +185,20 @@ def _choice(index: int, choice: Choice) -> OpenAIChoice:
 
 
 def _build(kind: type[_M], **values: Any) -> _M:
-    # pydantic's own constructor: the client's override walks all nested values once more.
-    return BaseModel.model_construct.__func__(kind, None, **values)  # type: ignore[attr-defined, no-any-return]
+    # What pydantic's own constructor does, without its walk over the fields' definitions and aliases, and without the
+    # client's override, which walks all nested values once more.
+    made = kind.__new__(kind)
+    fields, defaults = _fields(kind)
+    extra = {name: values.pop(name) for name in values.keys() - fields}
+    object.__setattr__(made, "__dict__", {**defaults, **values})
+    object.__setattr__(made, "__pydantic_fields_set__", {*values, *extra})
+    object.__setattr__(made, "__pydantic_extra__", extra)
+    object.__setattr__(made, "__pydantic_private__", None)
+    return made
+
+
+@cache
+def _fields(kind: type[BaseModel]) -> tuple[frozenset[str], dict[str, Any]]:
+    """The names of a model's fields, and the defaults of those that have one."""
+    fields = kind.model_fields
+    return frozenset(fields), {name: field.get_default() for name, field in fields.items() if not field.is_required()}

@@ -7,10 +7,10 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from agentrl.endpoint.messages import encodable
-from agentrl.engine.types import Sampling
+from agentrl.engine.types import Grammar, Sampling
 from agentrl.errors import ContractError
 from agentrl.types import Message
 
@@ -34,6 +34,7 @@ _FLOATS = {
     "repetition_penalty": (1.0, 0.0, 2.0),
 }
 MAX_CHOICES = 128
+MAX_TOP_LOGPROBS = 20
 _TEMPLATES_OWN = frozenset({"messages", "tools", "add_generation_prompt"})
 ANY = ""
 """`ChatRequest.force`: some call, whichever."""
@@ -92,9 +93,13 @@ def read_request(body: Mapping[str, Any]) -> ChatRequest:
     temperature = take("temperature", None)
     if temperature is not None:
         temperature = _number("temperature", temperature, 0.0, 100.0)
+    logprobs, force = _flag(given, "logprobs"), _forced(choice, tools)
+    sampling = _sampling(given, logprobs)
+    if sampling.grammar is not None and force is not None:
+        raise Refused("response_format and a tool_choice that forces a call exclude each other", "response_format")
     request = ChatRequest(
         messages=[m if type(m) is dict else _as_dict(m) for m in messages],
-        sampling=_sampling(given),
+        sampling=sampling,
         tools=list(tools),
         template=_template_arguments(take("chat_template_kwargs", {})),
         agent=_agent(take("agent", "")),
@@ -103,16 +108,12 @@ def read_request(body: Mapping[str, Any]) -> ChatRequest:
         n=_whole(given, "n", 1, MAX_CHOICES) or 1,
         seed=_whole(given, "seed", -(1 << 63)),
         read_calls=bool(tools) and choice != "none",
-        force=_forced(choice, tools),
+        force=force,
         parallel=_flag(given, "parallel_tool_calls", True),
-        logprobs=_flag(given, "logprobs"),
+        logprobs=logprobs,
         stream=stream,
         usage=bool(options.get("include_usage")),
     )
-    if _whole(given, "top_logprobs", 0):
-        raise Refused(
-            "top_logprobs is not served: only the sampled tokens have log-probs (logprobs=true)", "top_logprobs"
-        )
     if given:
         name = sorted(given)[0]
         raise Refused(f"parameter {name!r} is not known here; remove it", name)
@@ -122,7 +123,7 @@ def read_request(body: Mapping[str, Any]) -> ChatRequest:
 def read_text_request(body: Mapping[str, Any]) -> ChatRequest:
     """Check the body of a text completion: one prompt, and what a chat completion may have besides messages and
     tools."""
-    rest = dict(body)
+    rest = {key: value for key, value in body.items() if value is not None}
     prompt = rest.pop("prompt", None)
     if isinstance(prompt, (list, tuple)) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
         prompt = prompt[0]
@@ -130,29 +131,31 @@ def read_text_request(body: Mapping[str, Any]) -> ChatRequest:
         prompt = tuple(prompt)
     if not isinstance(prompt, (str, tuple)) or not prompt:
         raise Refused("prompt must be one non-empty text, or a list of token ids", "prompt")
-    logprobs = rest.pop("logprobs", None)
-    if logprobs not in (None, 0, 1, True, False):
-        raise Refused("logprobs can be 0 or 1: only the sampled tokens have log-probs", "logprobs")
+    # Here `logprobs` is a number: how many likeliest tokens are wanted beside the sampled one.
+    logprobs = _whole(rest, "logprobs", 0, MAX_TOP_LOGPROBS) if type(rest.get("logprobs")) is int else None
+    wanted = logprobs is not None or _flag(rest, "logprobs")
     for name, neutral in (("echo", False), ("suffix", ""), ("best_of", 1)):
         if (rest.pop(name, None) or neutral) != neutral:
             raise Refused(f"{name} is not served for text completions", name)
-    for name in ("messages", "tools", "tool_choice", "chat_template_kwargs"):
+    for name in ("messages", "tools", "tool_choice", "chat_template_kwargs", "top_logprobs"):
         if name in rest:
             raise Refused(f"parameter {name!r} belongs to chat completions", name)
-    wanted = logprobs is not None and logprobs is not False
-    chat = read_request({**rest, "logprobs": wanted, "messages": [{"role": "user", "content": ""}]})
+    asked = {"logprobs": wanted, "top_logprobs": logprobs or None}
+    chat = read_request({**rest, **asked, "messages": [{"role": "user", "content": ""}]})
     return replace(chat, messages=[], prompt=encodable(prompt) if isinstance(prompt, str) else prompt)
 
 
 def untrainable(request: ChatRequest, temperature: float) -> str | None:
     """The name of a setting that makes the sampled distribution differ from the reported log-probs; None where there
     is none."""
-    plain = Sampling(max_tokens=1)
+    if request.sampling is _PLAIN:
+        return "temperature" if temperature == 0 else None
     for name in ("top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"):
-        if _setting(request.sampling, name) != _setting(plain, name):
+        if _setting(request.sampling, name) != _setting(_PLAIN, name):
             return name
-    if request.sampling.json_schema is not None:
-        return "response_format"
+    grammar = request.sampling.grammar
+    if grammar is not None:
+        return "response_format" if grammar.kind == "json_schema" else grammar.kind
     return "temperature" if temperature == 0 else None
 
 
@@ -168,7 +171,12 @@ def _setting(sampling: Sampling, name: str) -> float:
     return values[name]
 
 
-def _sampling(given: dict[str, Any]) -> Sampling:
+_PLAIN = Sampling(max_tokens=1)
+
+
+def _sampling(given: dict[str, Any], logprobs: bool) -> Sampling:
+    if not given:
+        return _PLAIN
     numbers = {
         name: _number(name, given.pop(name), low, high) if name in given else default
         for name, (default, low, high) in _FLOATS.items()
@@ -189,8 +197,31 @@ def _sampling(given: dict[str, Any]) -> Sampling:
         repetition_penalty=numbers["repetition_penalty"],
         stop=tuple(stops),
         top_k=-1 if top_k in (None, 0, -1) else top_k,
-        json_schema=_schema(given.pop("response_format", None)),
+        grammar=_grammar(given),
+        top_logprobs=_top_logprobs(given, logprobs),
     )
+
+
+def _top_logprobs(given: dict[str, Any], logprobs: bool) -> int:
+    top = _whole(given, "top_logprobs", 0, MAX_TOP_LOGPROBS) or 0
+    if top and not logprobs:
+        raise Refused("top_logprobs needs logprobs = true", "top_logprobs")
+    return top
+
+
+def _grammar(given: dict[str, Any]) -> Grammar | None:
+    """`response_format` is OpenAI's; `regex` and `ebnf` go to the engine's grammar as they are."""
+    schema = _schema(given.pop("response_format", None))
+    found = [] if schema is None else [Grammar("json_schema", schema)]
+    kinds: tuple[Literal["regex", "ebnf"], ...] = ("regex", "ebnf")
+    for kind in kinds:
+        text = given.pop(kind, None)
+        if text is not None and (not isinstance(text, str) or not text):
+            raise Refused(f"{kind} must be a non-empty string, got {text!r:.100}", kind)
+        found += [] if text is None else [Grammar(kind, text)]
+    if len(found) > 1:
+        raise Refused(f"{found[0].kind} and {found[1].kind} exclude each other: one grammar a request", found[1].kind)
+    return found[0] if found else None
 
 
 def _schema(form: Any) -> str | None:
@@ -259,7 +290,8 @@ def _whole(given: dict[str, Any], name: str, low: int, high: int = 1 << 63) -> i
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise Refused(f"{name} must be a whole number of at least {low}, got {value!r}", name)
+        most = f" and at most {high}" if high < 1 << 63 else ""
+        raise Refused(f"{name} must be a whole number of at least {low}{most}, got {value!r}", name)
     return value
 
 

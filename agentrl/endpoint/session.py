@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,9 +21,9 @@ from agentrl.endpoint.reply import Choice, Reply, before_stop, message_of, to_op
 from agentrl.endpoint.request import ChatRequest, Refused, read_request, untrainable
 from agentrl.endpoint.stream import DirectStream
 from agentrl.endpoint.tape import Strip
-from agentrl.engine.types import Completion, Engine, GenerateRequest
+from agentrl.engine.types import Completion, Engine, GenerateRequest, GrammarRefused
 from agentrl.errors import AgentRLError, ContractError, DeadlineExceeded, EngineError, LimitReached
-from agentrl.types import SplitReason, Trajectory
+from agentrl.types import Float32Array, Int32Array, SplitReason, Trajectory
 
 if TYPE_CHECKING:
     from agentrl.endpoint.app import Endpoint
@@ -229,6 +229,8 @@ class Session:
             if not waiting.expired():
                 raise
             raise self._overdue(plan) from error
+        except GrammarRefused as error:
+            raise Refused(str(error), untrainable(request, plan.temperature)) from error
         except DeadlineExceeded as error:
             raise (self._overdue(plan) if plan.session_ends else error) from error
 
@@ -323,12 +325,22 @@ class Session:
 
     def logprobs(self, completion: Completion, start: int = 0) -> list[dict[str, Any]]:
         """Of the sampled tokens from `start` on, in OpenAI's form."""
-        rows = []
-        tokens, logprobs = completion.tokens[start:].tolist(), completion.logprobs[start:].tolist()
-        for token, logprob in zip(tokens, logprobs, strict=True):
-            text = self._renderer.template.decode([token])
-            rows.append({"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []})
+        rows = [self._row(*pair) for pair in _pairs(completion.tokens[start:], completion.logprobs[start:])]
+        for row in rows:
+            row["top_logprobs"] = []
+        if completion.top is not None:
+            tops = zip(completion.top.tokens[start:], completion.top.logprobs[start:], strict=True)
+            for row, (tokens, logprobs) in zip(rows, tops, strict=True):
+                row["top_logprobs"] = [self._row(*pair) for pair in _pairs(tokens, logprobs)]
         return rows
+
+    def _row(self, token: int, logprob: float) -> dict[str, Any]:
+        text = self._renderer.template.decode([token])
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+
+def _pairs(tokens: Int32Array, logprobs: Float32Array) -> Iterator[tuple[int, float]]:
+    return zip(tokens.tolist(), logprobs.tolist(), strict=True)
 
 
 async def _all(calls: Sequence[Coroutine[Any, Any, Completion]]) -> list[Completion]:

@@ -14,12 +14,13 @@ from typing import Any, Literal, NamedTuple
 
 import aiohttp
 
-from agentrl.engine.exchange import RETRIED, Reading, generate_body, not_served
+from agentrl.engine.exchange import RETRIED, Reading, generate_body, not_served, refusal
 from agentrl.engine.http import Http
+from agentrl.engine.post import Unreachable
 from agentrl.engine.reply import Decode, Part, Progress, start
 from agentrl.engine.types import Completion, GenerateRequest, OnTokens
 from agentrl.engine.weights import Limits, Shapes, check_shapes, model_config, weight_shapes
-from agentrl.errors import ConfigError, DeadlineExceeded, EngineError, EngineLost, RequestRefused
+from agentrl.errors import ConfigError, DeadlineExceeded, EngineError, EngineLost
 from agentrl.types import Version
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
@@ -148,7 +149,8 @@ class EngineClient:
             return None
         if part.finish == "abort":
             if part.status is not None and 400 <= part.status < 500:
-                raise RequestRefused(f"request {progress.request.id}: {self.url} refused it: {part.detail}")
+                kind = refusal(progress, part.detail)
+                raise kind(f"request {progress.request.id}: {self.url} refused it: {part.detail}")
             if part.status is not None and part.status not in RETRIED:
                 raise EngineError(f"request {progress.request.id}: {self.url} gave it up: {part.detail}")
             progress.waiting_for = f"the rest after an abort ({part.detail or 'no reason given'})"
@@ -180,12 +182,18 @@ class EngineClient:
         self._asking += 1
         self._none_asking.clear()
         try:
+            if not stream:
+                answer = await self._http.ask("/generate", body)
+                if answer.status == 200:
+                    return reading.whole(answer.body)
+                not_served(progress, self.url, *answer)
+                return None
             async with self._http.post("/generate", body) as response:
-                if response.status != 200:
-                    not_served(progress, self.url, response.status, await response.read())
-                    return None
-                return await reading.stream(response) if stream else reading.whole(await response.read())
-        except aiohttp.ClientConnectorError as error:
+                if response.status == 200:
+                    return await reading.stream(response)
+                not_served(progress, self.url, response.status, await response.read())
+                return None
+        except (aiohttp.ClientConnectorError, Unreachable) as error:
             progress.waiting_for = "a connection"
             raise EngineLost(f"{self.url} refuses connections: {error}") from error
         except (aiohttp.ClientError, ConnectionError) as error:

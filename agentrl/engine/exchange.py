@@ -9,7 +9,7 @@ import aiohttp
 
 from agentrl.engine.http import error_text, json_object, sse_events
 from agentrl.engine.reply import Part, Progress, parse_part
-from agentrl.engine.types import OnTokens, Sampling
+from agentrl.engine.types import GrammarRefused, OnTokens, Sampling
 from agentrl.engine.weights import Limits
 from agentrl.errors import EngineError, RequestRefused
 from agentrl.types import Version
@@ -24,8 +24,14 @@ def not_served(progress: Progress, url: str, status: int, body: bytes) -> None:
     if status in RETRIED:
         progress.waiting_for = f"a server that answers {status} ({text})"
         return
-    kind = RequestRefused if 400 <= status < 500 else EngineError
+    kind = refusal(progress, text) if 400 <= status < 500 else EngineError
     raise kind(f"request {progress.request.id}: {url} answered {status}: {text}")
+
+
+def refusal(progress: Progress, text: str) -> type[RequestRefused]:
+    """What a refusal with this text is called."""
+    about_grammar = progress.request.sampling.grammar is not None and "grammar" in text.lower()
+    return GrammarRefused if about_grammar else RequestRefused
 
 
 class Reading:
@@ -76,7 +82,7 @@ class Reading:
         # A reply without any label says nothing of a change under way: only our own knowledge counts then.
         labelled = "weight_version" in (reply.get("meta_info") or {})
         pinned = self._pinned if labelled or self._pinned == self._current() else None
-        return parse_part(reply, self._vocab_size, pinned)
+        return parse_part(reply, self._vocab_size, pinned, self._progress.request.sampling.top_logprobs)
 
 
 def generate_body(progress: Progress, rid: str, asked: int, stream_interval: int | None) -> dict[str, Any]:
@@ -87,6 +93,8 @@ def generate_body(progress: Progress, rid: str, asked: int, stream_interval: int
         "return_logprob": True,
         "rid": rid,
     }
+    if progress.request.sampling.top_logprobs:
+        body["top_logprobs_num"] = progress.request.sampling.top_logprobs
     if stream_interval is not None:
         body["stream"] = True
         body["sampling_params"]["stream_interval"] = stream_interval
@@ -110,6 +118,7 @@ def sampling_params(sampling: Sampling, max_new_tokens: int) -> dict[str, Any]:
         "frequency_penalty": (sampling.frequency_penalty, 0.0),
         "presence_penalty": (sampling.presence_penalty, 0.0),
         "repetition_penalty": (sampling.repetition_penalty, 1.0),
-        "json_schema": (sampling.json_schema, None),
     }
+    if sampling.grammar is not None:
+        params[sampling.grammar.kind] = sampling.grammar.text
     return params | {name: value for name, (value, default) in optional.items() if value != default}

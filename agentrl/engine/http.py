@@ -8,7 +8,9 @@ from typing import Any
 
 import aiohttp
 import orjson
+from yarl import URL
 
+from agentrl.engine.post import Answer, Poster
 from agentrl.errors import DeadlineExceeded, EngineLost
 
 _JSON = {"Content-Type": "application/json"}
@@ -19,11 +21,23 @@ class Http:
 
     def __init__(self, url: str, token: str | None = None) -> None:
         self.url, self._token = url, token
+        self._urls: dict[str, URL] = {}  # parsing one costs as much as writing a small body
+        parsed = URL(url)
+        # TLS, and whatever else is unusual, is aiohttp's.
+        plain = parsed.scheme == "http" and parsed.host is not None and parsed.path == "/" and token is None
+        self._poster = Poster(str(parsed.host), parsed.port or 80) if plain else None
         self._session: aiohttp.ClientSession | None = None
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """aiohttp's request context; its errors pass unchanged."""
-        return self._open().post(self.url + path, data=orjson.dumps(body), headers=_JSON)
+        return self._open().post(self._url(path), data=orjson.dumps(body), headers=_JSON)
+
+    async def ask(self, path: str, body: Mapping[str, Any]) -> Answer:
+        """POST and wait for the whole answer, however long it takes. aiohttp's errors, or the same as `Poster`'s."""
+        if self._poster is not None:
+            return await self._poster.post(path, orjson.dumps(body))
+        async with self.post(path, body) as response:
+            return Answer(response.status, await response.read())
 
     async def call(
         self, path: str, body: Mapping[str, Any] | None, timeout: float, what: str
@@ -31,7 +45,7 @@ class Http:
         """POST `body`, or GET where it is None: status and answer. EngineLost, or DeadlineExceeded naming `what`."""
         try:
             async with asyncio.timeout(timeout):
-                context = self._open().get(self.url + path) if body is None else self.post(path, body)
+                context = self._open().get(self._url(path)) if body is None else self.post(path, body)
                 async with context as response:
                     return response.status, json_object(await response.read())
         except TimeoutError as error:
@@ -43,9 +57,18 @@ class Http:
 
     async def close(self) -> None:
         """Close the connections; a later call opens new ones."""
+        if self._poster is not None:
+            self._poster.close()
+            await asyncio.sleep(0)  # the event loop closes their sockets in its next round
         if self._session is not None:
             await self._session.close()
             self._session = None
+
+    def _url(self, path: str) -> URL:
+        known = self._urls.get(path)
+        if known is None:
+            known = self._urls[path] = URL(self.url + path)
+        return known
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -53,7 +76,10 @@ class Http:
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0)
             headers = {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
             self._session = aiohttp.ClientSession(
-                connector=connector, timeout=aiohttp.ClientTimeout(total=None), headers=headers
+                connector=connector,
+                timeout=aiohttp.ClientTimeout(total=None),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                headers=headers,
             )
         return self._session
 

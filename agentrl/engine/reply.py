@@ -12,16 +12,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from agentrl.engine.types import Completion, GenerateRequest, Span
+from agentrl.engine.types import Completion, GenerateRequest, Span, Top
 from agentrl.errors import EngineError, RequestRefused
 from agentrl.types import Int32Array, Version
+
+Rows = list[list[tuple[float, int]]]
+"""(log-prob, id) of the likeliest tokens at each place, best first."""
 
 Decode = Callable[[Sequence[int]], str]
 """Token ids to text, control tokens included: what engines match stop strings against."""
 
 
 class Part(NamedTuple):
-    """One reply. `finish` is "stop", "length", "abort", or "" for a stream's event before the last."""
+    """One reply. `finish` is "stop", "length", "abort", or "" for a stream's event before the last. `top` has a row a
+    token where likeliest tokens were asked for."""
 
     tokens: list[int]
     logprobs: list[float]
@@ -30,10 +34,11 @@ class Part(NamedTuple):
     matched: int | str | None
     detail: str
     status: int | None
+    top: Rows
 
 
-def parse_part(reply: Mapping[str, Any], vocab_size: int | None, pinned: Version | None) -> Part:
-    """Read a `/generate` reply or stream event.
+def parse_part(reply: Mapping[str, Any], vocab_size: int | None, pinned: Version | None, top: int = 0) -> Part:
+    """Read a `/generate` reply or stream event, which was asked for the `top` likeliest tokens at each place.
 
     `pinned` is the version that the engine held before the request was sent: where the reply has that label and no
     spans (servers before 0.5.19) it labels all tokens, because no label ever comes back. None where it is not known.
@@ -44,7 +49,9 @@ def parse_part(reply: Mapping[str, Any], vocab_size: int | None, pinned: Version
     finish = str(reason.get("type", ""))
     if finish not in ("stop", "length", "abort", ""):
         raise EngineError(f"finish reason {reason!r} is unknown: expected stop, length or abort")
-    tokens = [int(t) for t in reply.get("output_ids") or []]
+    tokens: list[int] = reply.get("output_ids") or []
+    if not {int}.issuperset(map(type, tokens)):
+        raise EngineError(f"the engine sent token ids that are no whole numbers: {tokens!r:.200}")
     matched = reason.get("matched") if finish == "stop" else None
     tokens, logprobs = _pair(tokens, meta.get("output_token_logprobs"), matched)
     if tokens and (min(tokens) < 0 or (vocab_size is not None and max(tokens) >= vocab_size)):
@@ -53,7 +60,19 @@ def parse_part(reply: Mapping[str, Any], vocab_size: int | None, pinned: Version
         )
     spans = _spans(meta, len(tokens), pinned, whole=bool(finish))
     status = reason.get("status_code")
-    return Part(tokens, logprobs, spans, finish, matched, str(reason.get("message") or ""), status)
+    rows = _top(meta, len(tokens), top) if top else []
+    return Part(tokens, logprobs, spans, finish, matched, str(reason.get("message") or ""), status, rows)
+
+
+def _top(meta: Mapping[str, Any], n: int, k: int) -> Rows:
+    listed = meta.get("output_top_logprobs") or []
+    rows = [[(float(entry[0]), int(entry[1])) for entry in row or ()] for row in listed]
+    if len(rows) != n or any(len(row) != k for row in rows):
+        raise EngineError(
+            f"the engine sent {n} tokens, the likeliest ones as {len(rows)} rows of {sorted({len(r) for r in rows})}; "
+            f"expected {n} rows of {k}"
+        )
+    return rows
 
 
 def _pair(tokens: list[int], entries: Any, matched: Any) -> tuple[list[int], list[float]]:
@@ -64,18 +83,29 @@ def _pair(tokens: list[int], entries: Any, matched: Any) -> tuple[list[int], lis
                 f"missing_logprobs: {len(tokens)} tokens came without log-probs; the engine must honour return_logprob"
             )
         return [], []
-    pairs = [(e[0], e[1]) if isinstance(e, list | tuple) else (e, None) for e in entries]
-    dropped_stop = len(pairs) == len(tokens) + 1 and isinstance(matched, int) and pairs[-1][1] in (None, matched)
+    paired = type(entries[0]) is list
+    try:
+        logprobs = [entry[0] for entry in entries] if paired else [None if p is None else float(p) for p in entries]
+        named = [entry[1] for entry in entries] if paired else [None] * len(logprobs)
+    except (TypeError, ValueError, LookupError) as error:
+        raise EngineError(f"the engine sent log-probs in an unknown form: {entries!r:.200}") from error
+    dropped_stop = len(logprobs) == len(tokens) + 1 and isinstance(matched, int) and named[-1] in (None, matched)
     if dropped_stop:
         tokens = [*tokens, matched]
-    if len(pairs) != len(tokens):
-        raise EngineError(f"the engine sent {len(tokens)} tokens but {len(pairs)} log-probs: the reply is refused")
-    for at, (token, (logprob, named)) in enumerate(zip(tokens, pairs, strict=True)):
-        if named is not None and named != token:
-            raise EngineError(f"token {at} is {token} but its log-prob is of {named}: the reply is refused")
-        if logprob is None or not math.isfinite(logprob):
-            raise EngineError(f"missing_logprobs: token {at} has log-prob {logprob!r}: the reply is refused")
-    return tokens, [float(p) for p, _ in pairs]
+    if len(logprobs) != len(tokens):
+        raise EngineError(f"the engine sent {len(tokens)} tokens but {len(logprobs)} log-probs: the reply is refused")
+    if named != tokens:
+        for at, (token, name) in enumerate(zip(tokens, named, strict=True)):
+            if name is not None and name != token:
+                raise EngineError(f"token {at} is {token} but its log-prob is of {name}: the reply is refused")
+    if not _finite(logprobs):
+        at = next(i for i, logprob in enumerate(logprobs) if not _finite([logprob]))
+        raise EngineError(f"missing_logprobs: token {at} has log-prob {logprobs[at]!r}: the reply is refused")
+    return tokens, logprobs
+
+
+def _finite(logprobs: list[Any]) -> bool:
+    return None not in logprobs and all(map(math.isfinite, logprobs))
 
 
 def _spans(meta: Mapping[str, Any], n: int, pinned: Version | None, *, whole: bool) -> tuple[Span, ...]:
@@ -123,6 +153,7 @@ class Progress:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
+    top: Rows = field(default_factory=list)
     attempts: int = 0
     losses: int = 0
     waiting_for: str = "a free engine"
@@ -146,7 +177,7 @@ class Progress:
         """
         sampling = self.request.sampling
         counts = sampling.frequency_penalty or sampling.presence_penalty or sampling.repetition_penalty != 1.0
-        return not (counts or sampling.json_schema or (sampling.stop and self.decode is None))
+        return not (counts or sampling.grammar or (sampling.stop and self.decode is None))
 
     def next_id(self) -> str:
         """A request id that no earlier attempt had."""
@@ -158,6 +189,7 @@ class Progress:
         seam = len(self.tokens)
         self.tokens += part.tokens
         self.logprobs += part.logprobs
+        self.top += part.top
         for span in part.spans:
             self._add_span(span.version, span.end - span.start)
         return self._straddling_stop(seam) if seam and self.request.sampling.stop else None
@@ -165,7 +197,7 @@ class Progress:
     def keep(self, part: Part | None) -> None:
         """After an interruption: keep what the broken reply had brought, or start again where that is not exact."""
         if not self.continues:
-            self.tokens, self.logprobs, self.spans = [], [], []
+            self.tokens, self.logprobs, self.spans, self.top = [], [], [], []
         elif part is not None and part.spans:
             self.add(part)
 
@@ -176,9 +208,15 @@ class Progress:
             spans += [Span(s.version, n + s.start, n + s.end) for s in more.spans]
         tokens = self.tokens if more is None else self.tokens + more.tokens
         logprobs = self.logprobs if more is None else self.logprobs + more.logprobs
+        top = self._top(more) if self.request.sampling.top_logprobs else None
         return Completion(
-            np.array(tokens, np.int32), np.array(logprobs, np.float32), merged_spans(spans), finish, matched
+            np.array(tokens, np.int32), np.array(logprobs, np.float32), merged_spans(spans), finish, matched, top
         )
+
+    def _top(self, more: Part | None) -> Top:
+        rows = self.top if more is None else self.top + more.top
+        table = np.array(rows, np.float64).reshape(len(rows), self.request.sampling.top_logprobs, 2)
+        return Top(table[:, :, 1].astype(np.int32), table[:, :, 0].astype(np.float32))
 
     def _add_span(self, version: Version, n: int) -> None:
         start = self.spans[-1].end if self.spans else 0
@@ -197,7 +235,7 @@ class Progress:
         return None
 
     def _cut(self, end: int) -> None:
-        del self.tokens[end:], self.logprobs[end:]
+        del self.tokens[end:], self.logprobs[end:], self.top[end:]
         self.spans = [Span(s.version, s.start, min(s.end, end)) for s in self.spans if s.start < end]
 
 

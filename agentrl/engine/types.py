@@ -8,17 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from agentrl.errors import EngineError
+from agentrl.errors import EngineError, RequestRefused
 from agentrl.types import Float32Array, Int32Array, Version
+
+
+class Grammar(NamedTuple):
+    """What the sampled text must be: `text` is a JSON schema, a regular expression, or a grammar in EBNF."""
+
+    kind: Literal["json_schema", "regex", "ebnf"]
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to sample. The defaults leave the distribution as the model's own."""
+    """How to sample. The defaults leave the distribution as the model's own.
+
+    `top_logprobs` is how many of the likeliest tokens are reported beside each sampled one.
+    """
 
     max_tokens: int
     temperature: float = 1.0
@@ -31,7 +41,8 @@ class Sampling:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    json_schema: str | None = None
+    grammar: Grammar | None = None
+    top_logprobs: int = 0
 
     @property
     def keeps_distribution(self) -> bool:
@@ -43,7 +54,7 @@ class Sampling:
             and self.frequency_penalty == 0.0
             and self.presence_penalty == 0.0
             and self.repetition_penalty == 1.0
-            and self.json_schema is None
+            and self.grammar is None
         )
 
 
@@ -66,20 +77,33 @@ class Span(NamedTuple):
     end: int
 
 
+class Top(NamedTuple):
+    """The likeliest tokens at each place, best first."""
+
+    tokens: Int32Array  # [n, k]
+    logprobs: Float32Array  # [n, k]
+
+
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What was sampled. `spans` tile `[0, n)`; `finish` is "stop" or "length", never an abort."""
+    """What was sampled. `spans` tile `[0, n)`; `finish` is "stop" or "length", never an abort. `top` is there where
+    `Sampling.top_logprobs` asked for it."""
 
     tokens: Int32Array  # [n]
     logprobs: Float32Array  # [n]
     spans: tuple[Span, ...]
     finish: str
     matched: int | str | None = None
+    top: Top | None = None
 
     def __post_init__(self) -> None:
         n = int(np.asarray(self.tokens).size)
         if int(np.asarray(self.logprobs).size) != n:
             raise EngineError(f"the engine sent {n} tokens but {np.asarray(self.logprobs).size} log-probs")
+        if self.top is not None and not (
+            self.top.tokens.shape == self.top.logprobs.shape and len(self.top.tokens) == n
+        ):
+            raise EngineError(f"the engine sent {n} tokens but the likeliest ones of {len(self.top.tokens)} places")
         at = 0
         for span in self.spans:
             if span.start != at or span.end <= span.start:
@@ -89,6 +113,10 @@ class Completion:
             raise EngineError(f"version spans {self.spans} cover {at} of {n} tokens")
         if self.finish not in ("stop", "length"):
             raise EngineError(f"finish reason {self.finish!r} is not a finished generation")
+
+
+class GrammarRefused(RequestRefused):
+    """The engine has no grammars, or cannot compile this one."""
 
 
 OnTokens = Callable[[Completion], None]

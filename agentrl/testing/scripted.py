@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from agentrl.engine.types import Completion, GenerateRequest, OnTokens, Sampling, Span
+from agentrl.engine.types import Completion, GenerateRequest, GrammarRefused, OnTokens, Sampling, Span, Top
 from agentrl.errors import DeadlineExceeded, RequestRefused
 from agentrl.types import Int32Array, Version
 
@@ -26,7 +26,8 @@ class ScriptedEngine:
     ```
 
     `delay` seconds pass before the first token and `token_delay` before each later one. `decode` is needed only where
-    requests have stop strings. `requests` lists everything that was asked.
+    requests have stop strings. Without `grammars` it refuses them; with them the script must obey. Where likeliest tokens are asked for, the script's own is first and
+    the others are the lowest ids, each 0.1 less likely. `requests` lists everything that was asked.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class ScriptedEngine:
         logprob: float = -0.5,
         context_length: int | None = None,
         decode: Callable[[Sequence[int]], str] | None = None,
+        grammars: bool = False,
     ) -> None:
         self.reply = reply
         self.version = version
@@ -47,6 +49,7 @@ class ScriptedEngine:
         self.logprob = logprob
         self.context_length = context_length
         self.decode = decode
+        self.grammars = grammars
         self.requests: list[GenerateRequest] = []
         self.running = 0
 
@@ -63,6 +66,8 @@ class ScriptedEngine:
             )
         if request.sampling.stop and self.decode is None:
             raise RequestRefused(f"stop strings {request.sampling.stop} need ScriptedEngine(decode=…)")
+        if request.sampling.grammar is not None and not self.grammars:
+            raise GrammarRefused(f"{request.sampling.grammar.kind}: the scripted engine has no grammars")
         self.running += 1
         try:
             async with asyncio.timeout_at(request.deadline):
@@ -89,11 +94,11 @@ class ScriptedEngine:
             tokens.append(int(token))
             versions.append(self.version)
             if on_tokens is not None:
-                on_tokens(self._completion(tokens, versions, "length", None))
+                on_tokens(self._completion(request, tokens, versions, "length", None))
             matched = self._matched(tokens, request.sampling)
             if matched is not None:
                 break
-        return self._completion(tokens, versions, finish, matched)
+        return self._completion(request, tokens, versions, finish, matched)
 
     def _matched(self, tokens: list[int], sampling: Sampling) -> int | str | None:
         if tokens[-1] in sampling.stop_token_ids:
@@ -104,7 +109,12 @@ class ScriptedEngine:
         return None
 
     def _completion(
-        self, tokens: list[int], versions: list[Version], finish: str, matched: int | str | None
+        self,
+        request: GenerateRequest,
+        tokens: list[int],
+        versions: list[Version],
+        finish: str,
+        matched: int | str | None,
     ) -> Completion:
         return Completion(
             np.array(tokens, np.int32),
@@ -112,7 +122,13 @@ class ScriptedEngine:
             spans_of(versions),
             finish,
             matched,
+            self._top(tokens, request.sampling.top_logprobs) if request.sampling.top_logprobs else None,
         )
+
+    def _top(self, tokens: list[int], k: int) -> Top:
+        rows = [[token, *[other for other in range(k) if other != token]][:k] for token in tokens]
+        logprobs = np.tile(self.logprob - 0.1 * np.arange(k, dtype=np.float32), (len(tokens), 1))
+        return Top(np.array(rows, np.int32).reshape(len(tokens), k), logprobs.astype(np.float32))
 
 
 def spans_of(versions: Sequence[Version]) -> tuple[Span, ...]:

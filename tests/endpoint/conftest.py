@@ -40,6 +40,7 @@ class Setup(NamedTuple):
 
 
 MakeSetup = Callable[..., Setup]
+Ask = Callable[..., Any]
 
 
 @pytest.fixture

@@ -312,6 +312,8 @@ SETTINGS = [
     ("repetition_penalty", 1.1),
     ("logit_bias", {"5": 1.0}),
     ("response_format", {"type": "json_object"}),
+    ("regex", "[0-9]+"),
+    ("ebnf", 'root ::= "yes"'),
     ("temperature", 0),
 ]
 
@@ -320,14 +322,14 @@ SETTINGS = [
 async def test_settings_that_break_log_probs_are_refused_by_name(
     setup: MakeSetup, ask: Ask, name: str, value: Any
 ) -> None:
-    s = setup()
+    s = setup(grammars=True)
     with pytest.raises(ContractError, match=name):
         await ask(s.open(), [USER], **{name: value})
     assert not s.engine.requests
     if name == "logit_bias":
         return
     await ask(s.open(training=False), [USER], **{name: value})
-    session = setup(["a<|im_end|>"], None, EndpointOptions(untrained_sampling="mark")).open()
+    session = setup(["a<|im_end|>"], None, EndpointOptions(untrained_sampling="mark"), grammars=True).open()
     await ask(session, [USER], **{name: value})
     (trajectory,) = await session.close()
     assert not trajectory.loss_mask.any()
@@ -351,6 +353,11 @@ async def test_settings_that_break_log_probs_are_refused_by_name(
         {"chat_template_kwargs": 3},
         {"response_format": {"type": "xml"}},
         {"top_logprobs": 3},
+        {"top_logprobs": 21, "logprobs": True},
+        {"top_logprobs": True, "logprobs": True},
+        {"regex": ""},
+        {"ebnf": 3},
+        {"regex": "a", "response_format": {"type": "json_object"}},
         {"seed": "x"},
     ],
 )

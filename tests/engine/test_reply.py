@@ -106,6 +106,29 @@ def test_missing_logprobs_are_refused(logprobs: list[Any] | None) -> None:
         parse_part(_reply([11, 12], logprobs), 100, V7)
 
 
+@pytest.mark.parametrize("logprobs", [[-0.1, [-0.2, 12, None]], [[-0.1, 11, None], -0.2], [[], []], ["x", "y"]])
+def test_logprobs_in_an_unknown_form_are_refused(logprobs: list[Any]) -> None:
+    with pytest.raises(EngineError, match="log-prob"):
+        parse_part(_reply([11, 12], logprobs), 100, V7)
+
+
+def test_ids_that_are_no_whole_numbers_are_refused() -> None:
+    with pytest.raises(EngineError, match="whole numbers"):
+        parse_part(_reply([1, 2.5], [-0.5, -0.5]), 100, V7)  # type: ignore[list-item]
+
+
+TOPS = [[[-0.1, 1, None], [-0.9, 2, None]], [[-0.2, 3, None], [-0.8, 1, None]]]
+
+
+def test_likeliest_tokens_come_with_every_token_or_the_reply_is_refused() -> None:
+    part = parse_part(_reply([1, 2], [-0.5, -0.5], output_top_logprobs=TOPS), 100, V7, 2)
+    assert part.top == [[(-0.1, 1), (-0.9, 2)], [(-0.2, 3), (-0.8, 1)]]
+    assert parse_part(_reply([1, 2], [-0.5, -0.5], output_top_logprobs=TOPS), 100, V7).top == []
+    for bad in (TOPS[:1], None, [TOPS[0], TOPS[1][:1]], [None, TOPS[1]]):
+        with pytest.raises(EngineError, match="likeliest"):
+            parse_part(_reply([1, 2], [-0.5, -0.5], output_top_logprobs=bad), 100, V7, 2)
+
+
 @pytest.mark.parametrize("ids", [[100], [5, -1]])
 def test_ids_outside_the_vocabulary_are_refused(ids: list[int]) -> None:
     with pytest.raises(EngineError, match="vocabulary"):

@@ -15,7 +15,7 @@ import numpy as np
 import orjson
 import torch
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from agentrl.engine.embedded.model import ModelShape, Weights, checksums, load_weights
 from agentrl.engine.embedded.sampler import Rule
@@ -34,8 +34,11 @@ class _Strict(BaseModel):
 Body = TypeVar("Body", bound=BaseModel)
 
 
+_GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
+
+
 class SamplingParams(_Strict):
-    """SGLang's sampling parameters, as far as they are computed here; any other is refused."""
+    """SGLang's sampling parameters, as far as they are computed here; any other is refused, grammars by name."""
 
     max_new_tokens: int = Field(128, ge=1)
     temperature: float = Field(1.0, ge=0, allow_inf_nan=False)
@@ -53,6 +56,17 @@ class SamplingParams(_Strict):
     """Accepted for the protocol's sake: replies hold ids and no text."""
     stream_interval: int = Field(1, ge=1)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _no_grammar(cls, given: Any) -> Any:
+        found = [name for name in _GRAMMARS if isinstance(given, dict) and given.get(name) is not None]
+        if found:
+            raise ValueError(
+                f"{found[0]}: the embedded engine has no grammars. Leave the grammar (response_format) out, or set "
+                "engine.kind = 'sglang'"
+            )
+        return given
+
 
 class GenerateBody(_Strict):
     """`POST /generate`."""
@@ -60,6 +74,7 @@ class GenerateBody(_Strict):
     input_ids: list[int] = Field(min_length=1)
     sampling_params: SamplingParams = SamplingParams()
     return_logprob: bool = True
+    top_logprobs_num: int = Field(0, ge=0, le=64)
     rid: str | None = None
     stream: bool = False
 
@@ -195,6 +210,7 @@ class App:
             frequency_penalty=params.frequency_penalty,
             presence_penalty=params.presence_penalty,
             repetition_penalty=params.repetition_penalty,
+            top=body.top_logprobs_num,
         )
         return Live(
             rid=rid,
@@ -323,10 +339,16 @@ async def _errors(request: web.Request, handler: Callable[[web.Request], Any]) -
     try:
         response: web.StreamResponse = await handler(request)
     except (_Refused, ValidationError) as error:
-        return _json({"error": {"message": str(error), "type": "invalid_request_error", "code": 400}}, 400)
+        message = "; ".join(_says(e) for e in error.errors()) if isinstance(error, ValidationError) else str(error)
+        return _json({"error": {"message": message, "type": "invalid_request_error", "code": 400}}, 400)
     except TimeoutError:
         return _json({"error": {"message": "the generating thread did not come to the next step", "code": 503}}, 503)
     return response
+
+
+def _says(error: Any) -> str:
+    where = ".".join(map(str, error["loc"]))
+    return f"{where}: {error['msg'].removeprefix('Value error, ')}"
 
 
 async def _read(request: web.Request, kind: type[Body]) -> Body:

@@ -29,6 +29,7 @@ class Rule:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     repetition_penalty: float = 1.0
+    top: int = 0
 
     @property
     def penalised(self) -> bool:
@@ -42,10 +43,11 @@ class Rule:
 
 
 class Sampled(NamedTuple):
-    """One token a row."""
+    """One token a row; `table` is log_softmax(logits / T) [n, V]."""
 
     tokens: list[int]
     logprobs: list[float]
+    table: Tensor
 
 
 def uniforms(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> Tensor:
@@ -81,7 +83,13 @@ def sample(
     drawn = drawn[:, 0].clamp_(max=logits.shape[-1] - 1)
     if bool(greedy.any()):
         drawn = torch.where(greedy, logits.argmax(-1), drawn)
-    return Sampled(drawn.tolist(), logprobs.gather(1, drawn[:, None])[:, 0].tolist())
+    return Sampled(drawn.tolist(), logprobs.gather(1, drawn[:, None])[:, 0].tolist(), logprobs)
+
+
+def likeliest(logprobs: Tensor, k: int) -> list[tuple[float, int]]:
+    """(log-prob, id) of the `k` likeliest tokens of one row, best first."""
+    values, ids = logprobs.topk(min(k, logprobs.numel()))
+    return list(zip(values.tolist(), ids.tolist(), strict=True))
 
 
 def _penalise(logits: Tensor, rule: Rule, tokens: Int32Array, prompt: int) -> None:

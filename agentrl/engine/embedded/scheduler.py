@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from agentrl.engine.embedded.model import Chunk, KVCache, Model, Weights
-from agentrl.engine.embedded.sampler import sample, uniforms
+from agentrl.engine.embedded.sampler import likeliest, sample, uniforms
 from agentrl.engine.embedded.sequence import Decode, Live
 from agentrl.engine.embedded.slots import Slots
 
@@ -211,9 +211,11 @@ class Scheduler:
         sampled = sample(logits, torch.from_numpy(slots.temperatures[rows]), uniform, special)
         slots.last[rows] = sampled.tokens
         ended: list[tuple[Live, dict[str, Any]]] = []
-        for live, token, logprob in zip(lives, sampled.tokens, sampled.logprobs, strict=True):
+        for i, (live, token, logprob) in enumerate(zip(lives, sampled.tokens, sampled.logprobs, strict=True)):
             live.tokens.append(token)
             live.logprobs.append(logprob)
+            if live.rule.top:
+                live.top.append(likeliest(sampled.table[i], live.rule.top))
             finish = live.ended(self._decode_text)
             if finish is not None:
                 ended.append((live, finish))
@@ -229,7 +231,7 @@ class Scheduler:
             self._finish(live, finish)
 
     def _break(self, live: Live, ended: list[tuple[Live, dict[str, Any]]]) -> None:
-        del live.tokens[-1], live.logprobs[-1]
+        del live.tokens[-1], live.logprobs[-1], live.top[-1:]
         self._slots.forget(self._slots.active.index(live))
         ended[:] = [e for e in ended if e[0] is not live]
         message = "the weights gave logits that are not finite"

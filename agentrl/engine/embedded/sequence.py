@@ -30,6 +30,8 @@ class Live:
     interval: int = 0
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    top: list[list[tuple[float, int]]] = field(default_factory=list)
+    """(log-prob, id) of the likeliest tokens at each place, where the rule asks for them."""
     changes: list[tuple[str, int]] = field(default_factory=list)
     """(version, number of tokens up to which it was the version), for all but the current one."""
     cached: int = 0
@@ -83,4 +85,6 @@ class Live:
             "output_token_logprobs": [[p, t, None] for p, t in zip(self.logprobs, self.tokens, strict=True)],
             "output_token_logprobs_length": n,
         }
+        if self.rule.top:
+            meta["output_top_logprobs"] = [[[p, t, None] for p, t in row] for row in self.top]
         return {"output_ids": list(self.tokens), "meta_info": meta}
