@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from agentrl.endpoint.request import Refused
@@ -30,7 +32,7 @@ async def test_likeliest_tokens(setup: MakeSetup) -> None:
 async def test_likeliest_tokens_over_http_and_in_a_stream(setup: MakeSetup) -> None:
     s = setup([TEXT])
     await s.endpoint.start()
-    client = s.open().openai()
+    client: Any = s.open().openai()
     asked = {"model": "m", "messages": [USER], "logprobs": True, "top_logprobs": 2}
     whole = await client.chat.completions.create(**asked)
     rows = whole.choices[0].logprobs.content

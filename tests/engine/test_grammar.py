@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from agentrl.engine.client import EngineClient
 from agentrl.engine.types import Completion, Grammar, GrammarRefused
 from agentrl.testing.tiny import tiny_tokenizer
+from agentrl.types import Int32Array
 from tests.engine import oracle
 from tests.engine.conftest import Models
 from tests.engine.kit import request
@@ -30,8 +30,8 @@ embedded_only = pytest.mark.parametrize("server", ["embedded"], indirect=True)
 sglang_only = pytest.mark.parametrize("server", [pytest.param("sglang", marks=pytest.mark.sglang)], indirect=True)
 
 
-def _text(tokens: Sequence[int]) -> str:
-    return str(tiny_tokenizer().decode(list(tokens), skip_special_tokens=True))
+def _text(tokens: Int32Array) -> str:
+    return str(tiny_tokenizer().decode(tokens.tolist(), skip_special_tokens=True))
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
