@@ -36,7 +36,7 @@ async def test_likeliest_tokens_over_http_and_in_a_stream(setup: MakeSetup) -> N
     asked = {"model": "m", "messages": [USER], "logprobs": True, "top_logprobs": 2}
     whole = await client.chat.completions.create(**asked)
     rows = whole.choices[0].logprobs.content
-    streamed = []
+    streamed: list[Any] = []
     async for chunk in await client.chat.completions.create(**asked, stream=True):
         streamed += chunk.choices[0].logprobs.content if chunk.choices[0].logprobs else []
     assert [row.model_dump() for row in streamed] == [row.model_dump() for row in rows]
