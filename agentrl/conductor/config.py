@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from agentrl.cluster.options import ClusterOptions
 from agentrl.endpoint.options import EndpointOptions
 from agentrl.engine.options import EngineOptions
 from agentrl.rollout.options import RolloutOptions
@@ -128,6 +129,8 @@ class Common(_Section):
 class RunConfig(Common):
     """`agentrl train`."""
 
+    cluster: ClusterOptions = ClusterOptions()
+
     env: EnvSection
     agent: AgentSection = AgentSection()
     data: DataSection = DataSection()
@@ -182,6 +185,16 @@ class RunConfig(Common):
                 f"rollout.samples = 1 with the baseline {self.algorithm.baseline!r}: every advantage would be 0; "
                 "raise samples, or set algorithm.baseline = 'none'"
             )
+        if self.cluster.kind != "local":
+            for section, options, names in (
+                ("engine", self.engine, ("host", "port", "gpus")),
+                ("train", self.train, ("gpus",)),
+            ):
+                if idle := [name for name in names if name in options.model_fields_set]:
+                    raise ValueError(
+                        f"{section}.{idle[0]} has no effect with cluster.kind = {self.cluster.kind!r}: each worker "
+                        "uses what its own host gives it"
+                    )
         if self.eval.every == 0 and (extra := self.eval.model_fields_set - {"every"}):
             raise ValueError(f"eval.{', eval.'.join(sorted(extra))} has no effect with eval.every = 0")
         return self

@@ -13,7 +13,7 @@ from agentrl.conductor.trainer import death
 from agentrl.conductor.watchdog import Wait
 from agentrl.engine.client import EngineClient
 from agentrl.engine.options import EngineOptions
-from agentrl.engine.router import Router
+from agentrl.engine.router import PublishReport, Router
 from agentrl.engine.server import EngineServer, start_engine
 from agentrl.errors import DeadlineExceeded, EngineError, RunError
 from agentrl.types import Version
@@ -110,6 +110,10 @@ class Fleet:
                     code = await server.child.wait()
                 if code is not None:
                     await self._restart(index, server, code)
+
+    async def publish(self, path: Path, version: Version) -> PublishReport:
+        """Change the weights of all engines that serve."""
+        return await self.router.publish(path, version)
 
     async def serving(self) -> None:
         """Wait until an engine serves; RunError where none comes back in time."""

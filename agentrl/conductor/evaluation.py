@@ -14,7 +14,7 @@ from agentrl.conductor.config import EvalSection
 from agentrl.conductor.desk import Desk
 from agentrl.conductor.watchdog import Watchdog
 from agentrl.rollout.episode import EpisodeSpec, Outcome
-from agentrl.rollout.player import Player, Sampling
+from agentrl.rollout.player import Plays, Sampling
 from agentrl.rollout.schedule import stable_seed
 from agentrl.types import Episode, Row, Sampled
 
@@ -47,7 +47,7 @@ class Evaluation(NamedTuple):
 
 
 async def evaluate(
-    player: Player,
+    player: Plays,
     rows: Sequence[Row],
     *,
     name: str,
@@ -104,7 +104,7 @@ class Evaluator:
     def __init__(
         self,
         options: EvalSection,
-        player: Player,
+        player: Plays,
         rows: Sequence[Row],
         seed: int,
         desk: Desk,

@@ -14,6 +14,12 @@ from agentrl.errors import EngineError, RunError
 from agentrl.types import Version
 
 Report = TypeVar("Report")
+
+
+class WeightsLost(EngineError):
+    """The weights are gone with the trainer that made them: they are passed over, and the engines keep theirs."""
+
+
 ATTEMPTS = 3
 
 
@@ -107,10 +113,13 @@ class Publisher(Generic[Report]):
         self._replace(path)
 
     async def _put(self, path: Path, version: Version) -> Report | None:
-        """The engines' report; None where they refused and newer weights wait."""
+        """The engines' report; None where the weights are lost, or were refused and newer ones wait."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 return await self._publish(path, version)
+            except WeightsLost as error:
+                self._note(f"weights {version} are passed over: {error}")
+                return None
             except EngineError as error:
                 self._note(
                     f"publish of {version} failed ({attempt} of {ATTEMPTS}), engines keep their weights: {error}"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from agentrl.conductor.desk import Desk
 from agentrl.conductor.feed import CheckpointReady, FeedServer, Phase, StepMetrics
-from agentrl.conductor.trainer import Death, TrainerGroup
+from agentrl.conductor.trainer import Death, Group, TrainerGroup
 from agentrl.conductor.watchdog import Wait
 from agentrl.errors import RunError
 from agentrl.train.checkpoint import Checkpoint, newest
@@ -18,6 +18,8 @@ from agentrl.types import Version
 
 MakeJob = Callable[[int, Path | None], TrainerJob]
 """From an incarnation and a checkpoint folder (None: from the start)."""
+MakeGroup = Callable[[TrainerJob, str], Group]
+"""From a job and its incarnation's token: the ranks start."""
 Begin = Callable[[Version, Checkpoint | None], Awaitable[None]]
 """What must happen before the group of a new incarnation starts: the pool goes back to the checkpoint."""
 
@@ -35,7 +37,9 @@ class Supervisor:
         *,
         restarts: int,
         silent_seconds: float = 90.0,
+        make_group: MakeGroup | None = None,
     ) -> None:
+        """Without `make_group` the ranks are children of this process."""
         self._desk = desk
         self._feed = feed
         self._make_job = make_job
@@ -43,9 +47,10 @@ class Supervisor:
         self._done = done
         self._restarts = restarts
         self._silent_seconds = silent_seconds
+        self._make_group = make_group or self._here
         self._left = restarts
         self._cause: str | None = None
-        self.group: TrainerGroup | None = None
+        self.group: Group | None = None
         self.deaths = 0
 
     async def run(self) -> None:
@@ -84,7 +89,7 @@ class Supervisor:
     async def stop(self) -> None:
         """End the group."""
         if self.group is not None:
-            await self.group.child.stop()
+            await self.group.stop()
             self.group = None
 
     async def _one(self) -> Death | None:
@@ -96,10 +101,7 @@ class Supervisor:
         await self._feed.begin(incarnation)
         await self._begin(Version(incarnation, checkpoint.number if checkpoint else 0), checkpoint)
         job = self._make_job(incarnation, checkpoint.path if checkpoint else None)
-        folder = self._desk.folder
-        self.group = TrainerGroup(
-            job, folder.job, folder.logs / "trainer.log", self._feed.token, silent_seconds=self._silent_seconds
-        )
+        self.group = self._make_group(job, self._feed.token)
         try:
             death = await self.group.ended()
             if death is None and not self._done():
@@ -107,6 +109,11 @@ class Supervisor:
             return death
         finally:
             await self.stop()
+
+    def _here(self, job: TrainerJob, token: str) -> TrainerGroup:
+        folder = self._desk.folder
+        log = folder.logs / "trainer.log"
+        return TrainerGroup(job, folder.job, log, token, silent_seconds=self._silent_seconds)
 
     def _remedy(self) -> str:
         log = self._desk.folder.logs / "trainer.log"

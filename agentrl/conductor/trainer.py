@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from agentrl.child import Child, gpu_environment
 from agentrl.conductor.feed import Phase
@@ -41,8 +41,68 @@ class Death(NamedTuple):
     own: bool = True
 
 
+class Group(Protocol):
+    """One start of the trainer, wherever its ranks run."""
+
+    def heard(self, phase: Phase) -> None:
+        """A heartbeat came in."""
+        ...
+
+    def waits(self) -> Sequence[Wait]:
+        """For the watchdog."""
+        ...
+
+    async def ended(self) -> Death | None:
+        """Wait for the end: None for a clean one. A silent rank ends its group."""
+        ...
+
+    async def stop(self) -> None:
+        """End what runs of it."""
+        ...
+
+
+class Heartbeats:
+    """What the ranks of a group said last."""
+
+    def __init__(self) -> None:
+        self.last: dict[int, Heartbeat] = {}
+        self._started = time.monotonic()
+
+    def start(self) -> None:
+        """The ranks begin now."""
+        self._started = time.monotonic()
+
+    def heard(self, phase: Phase) -> None:
+        """A heartbeat came in."""
+        now = time.monotonic()
+        last = self.last.get(phase.rank)
+        same = last is not None and (last.phase, last.step) == (phase.phase, phase.step)
+        since = last.since if last is not None and same else now
+        self.last[phase.rank] = Heartbeat(phase.phase, phase.step, since, now)
+
+    def waits(self) -> Sequence[Wait]:
+        """For the watchdog."""
+        now = time.monotonic()
+        if not self.last:
+            return [Wait("the conductor", "the trainer's first heartbeat (it loads)", now - self._started)]
+        return [
+            Wait(f"trainer rank {rank}", f"{b.phase!r} of step {b.step} to end", now - b.since)
+            for rank, b in sorted(self.last.items())
+        ]
+
+    def silent(self, seconds: float, start_seconds: float) -> str | None:
+        """Which rank is silent, and where."""
+        now = time.monotonic()
+        if not self.last and now - self._started > start_seconds:
+            return f"the trainer gave no sign of life within {start_seconds:.0f} s of its start"
+        for rank, beat in self.last.items():
+            if now - beat.heard > seconds:
+                return f"trainer rank {rank} has been silent for {seconds:.0f} s in {beat.phase!r} of step {beat.step}"
+        return None
+
+
 class TrainerGroup:
-    """One start of the trainer: `ranks` processes under torchrun."""
+    """One start of the trainer on this machine: `ranks` processes under torchrun."""
 
     def __init__(self, job: TrainerJob, path: Path, log: Path, token: str, *, silent_seconds: float = 90.0) -> None:
         """Ranks beat every 5 s, also within a long step; one that is silent for `silent_seconds` hangs."""
@@ -50,8 +110,7 @@ class TrainerGroup:
         self.job = job
         self._silent_seconds = silent_seconds
         self._log_start = log.stat().st_size if log.exists() else 0
-        self._started = time.monotonic()
-        self._beats: dict[int, Heartbeat] = {}
+        self._beats = Heartbeats()
         ranks = job.train.ranks
         # One rank makes a group of itself: without torchrun it starts seconds sooner and its exit code is its own.
         torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
@@ -65,46 +124,25 @@ class TrainerGroup:
 
     def heard(self, phase: Phase) -> None:
         """A heartbeat came in."""
-        now = time.monotonic()
-        last = self._beats.get(phase.rank)
-        same = last is not None and (last.phase, last.step) == (phase.phase, phase.step)
-        since = last.since if last is not None and same else now
-        self._beats[phase.rank] = Heartbeat(phase.phase, phase.step, since, now)
-
-    @property
-    def beats(self) -> dict[int, Heartbeat]:
-        """The last heartbeat of each rank."""
-        return dict(self._beats)
+        self._beats.heard(phase)
 
     def waits(self) -> Sequence[Wait]:
         """For the watchdog."""
-        now = time.monotonic()
-        if not self._beats:
-            return [Wait("the conductor", "the trainer's first heartbeat (it loads)", now - self._started)]
-        return [
-            Wait(f"trainer rank {rank}", f"{b.phase!r} of step {b.step} to end", now - b.since)
-            for rank, b in sorted(self._beats.items())
-        ]
+        return self._beats.waits()
+
+    async def stop(self) -> None:
+        """End it."""
+        await self.child.stop()
 
     async def ended(self) -> Death | None:
         """Wait for the end: None for a clean one. A silent rank is killed with its group."""
         while (code := self.child.poll()) is None:
-            if silent := self._silent():
+            if silent := self._beats.silent(self._silent_seconds, START_SECONDS):
                 self.child.kill()
                 return Death(await self.child.wait(), f"{silent}; the group was killed", own=False)
             await asyncio.sleep(0.1)
         # The guard reports a signal as 128 + its number.
         return None if code == 0 else Death(code, death(self.child, code, self._log_start), own=code < 128)
-
-    def _silent(self) -> str | None:
-        now = time.monotonic()
-        if not self._beats and now - self._started > START_SECONDS:
-            return f"the trainer gave no sign of life within {START_SECONDS:.0f} s of its start"
-        for rank, beat in self._beats.items():
-            if now - beat.heard > self._silent_seconds:
-                where = f"{beat.phase!r} of step {beat.step}"
-                return f"trainer rank {rank} has been silent for {self._silent_seconds:.0f} s in {where}"
-        return None
 
 
 def death(child: Child, code: int, log_start: int = 0) -> str:

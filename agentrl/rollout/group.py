@@ -9,7 +9,7 @@ from typing import Any
 
 from agentrl.rollout.episode import EpisodeSpec, Outcome
 from agentrl.rollout.options import RolloutOptions
-from agentrl.rollout.player import Player, Sampling, unplayed
+from agentrl.rollout.player import Plays, Sampling, unplayed
 from agentrl.rollout.records import Ask
 from agentrl.rollout.schedule import Place, sampling_seed
 from agentrl.types import Row, Stop
@@ -42,7 +42,7 @@ class RunningGroup:
 
 async def play_group(
     group: RunningGroup,
-    player: Player,
+    player: Plays,
     options: RolloutOptions,
     *,
     seed: int,

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from agentrl.errors import InfrastructureError, RequestRefused
 from agentrl.rollout.episode import EpisodeSpec, Limits, Outcome, close_env, run_episode
@@ -25,6 +26,18 @@ class Sampling:
     seed: int | None
     training: bool
     temperature: float
+
+
+class Plays(Protocol):
+    """Whoever plays episodes, in this process or another."""
+
+    retried: int
+
+    async def play(
+        self, spec: EpisodeSpec, sampling: Sampling, *, on_act: Callable[[], None] = lambda: None
+    ) -> Outcome:
+        """One episode with its retries. `on_act` is called before any token of an action can be sampled."""
+        ...
 
 
 class Player:

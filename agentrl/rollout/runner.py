@@ -25,7 +25,7 @@ from agentrl.rollout.gate import Gate, Stage
 from agentrl.rollout.group import RunningGroup, cancel_all, play_group
 from agentrl.rollout.health import Health
 from agentrl.rollout.options import RolloutOptions
-from agentrl.rollout.player import Player
+from agentrl.rollout.player import Player, Plays
 from agentrl.rollout.pool import Pool, Take
 from agentrl.rollout.records import Ask, TakeRule
 from agentrl.rollout.schedule import Schedule, episode_seed, fingerprint
@@ -53,6 +53,7 @@ class Runner:
         make_agent: MakeAgent,
         open_session: OpenSession,
         on_group: OnGroup | None = None,
+        player: Plays | None = None,
     ) -> None:
         self.options = options
         self.pool = pool
@@ -68,7 +69,10 @@ class Runner:
             samples=options.started,
         )
         self.health = Health(options)
-        self.player = Player(options, make_env=make_env, make_agent=make_agent, open_session=open_session)
+        # One is given where episodes run in other processes.
+        self.player: Plays = player or Player(
+            options, make_env=make_env, make_agent=make_agent, open_session=open_session
+        )
         self._on_group = on_group
         self._schedule = Schedule(len(rows), seed, epochs=options.epochs, shuffle=options.shuffle)
         self._waiting: dict[int, Ask] = {}
