@@ -43,6 +43,7 @@ class Gate:
         self._samples = samples
         self._stages: dict[int, Stage] = {}
         self._episodes: dict[int, int] = {}
+        self._playing = 0
         self._opened = asyncio.Event()
 
     @property
@@ -53,7 +54,7 @@ class Gate:
     @property
     def episodes(self) -> int:
         """Episodes that run now."""
-        return sum(self._episodes.values())
+        return self._playing
 
     def count(self, stage: Stage) -> int:
         """Live groups in `stage`."""
@@ -82,6 +83,7 @@ class Gate:
             raise AgentRLError(f"group {position} was admitted although the gate is shut: {self}")
         self._move(position, None, Stage.RUNNING)
         self._episodes[position] = self._samples
+        self._playing += self._samples
 
     def restore(self, pooled: Iterable[int], taken: Iterable[int]) -> None:
         """What the pool holds, after a start or a resume; groups that run go on.
@@ -100,6 +102,7 @@ class Gate:
         """One of the group's episodes has ended, the group still runs."""
         if self._episodes.get(position, 0) > 0:
             self._episodes[position] -= 1
+            self._playing -= 1
             self._notify()
 
     def pooled(self, position: int) -> None:
@@ -120,7 +123,7 @@ class Gate:
         if now is not before or before is after:
             raise AgentRLError(f"group {position} is {_name(now)} and cannot go from {_name(before)} to {_name(after)}")
         if before is Stage.RUNNING:
-            self._episodes.pop(position, None)
+            self._playing -= self._episodes.pop(position, 0)
         if after is None:
             del self._stages[position]
         else:
