@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,12 +29,20 @@ class Env:
             return Step([{"role": "user", "content": hint}], 0.0, False, False, {})
     ```
 
-    `row` is the data row; keyword arguments come from `[env.args]` of the run's TOML. All randomness must come from
-    `reset`'s seed: the episodes of a group are given the same seed and must start identically.
+    Write `async def` or plain `def`: plain methods run in a thread, one for the episode, and may block; coroutines run
+    in the event loop that all episodes share, and must not. `row` is the data row, a copy of its own for each instance;
+    keyword arguments come from `[env.args]` of the run's TOML. All randomness must come from `reset`'s seed: the
+    episodes of a group are given the same seed and must start identically.
     """
 
     tools: Sequence[Tool] = ()
     """What the agent may call; `step` receives the calls in `action["tool_calls"]` and runs them."""
+
+    reward_range: tuple[float, float] | None = None
+    """The least and the most that a whole episode can earn, where that is known: `agentrl check` holds it against what
+    episodes earn, and expects the oracle to earn the most."""
+
+    _generator: random.Random | None = None
 
     def __init__(self, row: Row) -> None:
         self.row = row
@@ -52,6 +61,25 @@ class Env:
     async def step(self, action: Message) -> Step:
         """Take the assistant's message; returns only the messages that are new, and what the action earned."""
         raise NotImplementedError
+
+    def oracle(self, messages: list[Message]) -> Message | str | None:
+        """The best next answer to the conversation so far, for `agentrl check` and `agentrl play --oracle`.
+
+        A text or a whole assistant message; None where it is not known. It may read the row and the episode's state.
+        """
+        return None
+
+    def generator(self, seed: int | None) -> random.Random:
+        """The episode's random numbers: anew from `seed`; where that is None, the last ones go on (Gymnasium's rule).
+
+        ```python
+        async def reset(self, *, seed=None, options=None):
+            self.secret = self.generator(seed).randint(1, 9)
+        ```
+        """
+        if seed is not None or self._generator is None:
+            self._generator = random.Random(seed)
+        return self._generator
 
     async def close(self) -> None:
         """Release what the episode holds. Called exactly once, also after a failure."""

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-L0 = {"types", "errors", "config", "wire", "child"}
-L1 = {"env", "agent", "tool", "reward", "sandbox", "data"}
+L0 = {"types", "errors", "config", "wire", "child", "calling", "contract"}
+L1 = {"env", "wrappers", "agent", "tool", "mcp", "reward", "sandbox", "data"}
 SHELVES = {"envs", "agents", "sandboxes"}
 L2 = {"engine", "endpoint"}
-L3 = {"rollout", "check", "testing"}
+L3 = {"rollout", "check", "play", "gym", "init", "testing"}
 TOP = {"conductor", "cli", "evaluate", "monitor", "cluster", "__init__", "__main__"}
 ALLOWED: dict[str, set[str]] = {
     **dict.fromkeys(L0, L0),

@@ -10,17 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from agentrl.agent import Agent
+from agentrl.calling import call
 from agentrl.conductor.config import AgentSection, Common, EnvSection, RunConfig, SftConfig
 from agentrl.conductor.conversations import Conversation, Render, parse_conversation, renderer_of, split
 from agentrl.conductor.folder import folder_bytes
 from agentrl.config import resolve_object
+from agentrl.contract import checked_reset
 from agentrl.data import load_rows, take_rows
 from agentrl.endpoint.render import Renderer
 from agentrl.endpoint.template import ChatTemplate
 from agentrl.env import Env
 from agentrl.errors import AgentRLError, ConfigError, DataError
-from agentrl.rollout.contract import checked_reset
-from agentrl.rollout.episode import call
 from agentrl.tool import Tool
 from agentrl.types import Row
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
+from agentrl.calling import call
 from agentrl.errors import ContractError
 from agentrl.reward.score import Score
 from agentrl.types import Episode, Group, Turn
 
 GroupReward = Callable[[Sequence[Episode]], Sequence[float | Score] | Awaitable[Sequence[float | Score]]]
-"""`def f(episodes) -> [one number or Score an episode]`, of the scored episodes of one group, in their order."""
+"""`def f(episodes) -> [one number or Score an episode]`, of the scored episodes of one group, in their order.
+
+A plain `def` runs in a thread."""
 
 
 async def reward_group(group: Group, reward: GroupReward, *, name: str = "group") -> Group:
@@ -20,8 +22,7 @@ async def reward_group(group: Group, reward: GroupReward, *, name: str = "group"
     An episode whose score is `Score(None)` loses its verdict. Episodes without one are not shown to `reward`.
     """
     scored = [episode for episode in group.episodes if episode.scored and episode.turns]
-    result = reward(scored)
-    given = list(await result if inspect.isawaitable(result) else result)
+    given = list(await call(reward, scored))
     if len(given) != len(scored):
         raise ContractError(f"{reward!r} gave {len(given)} rewards for {len(scored)} episodes: give one each, in order")
     earned = {id(episode): found for episode, found in zip(scored, given, strict=True)}

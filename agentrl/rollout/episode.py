@@ -7,20 +7,19 @@ it is. Only cancellation passes, and a broken session of our own.
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import copy
-import inspect
-import threading
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentrl.agent import Agent
+from agentrl.calling import Caller
+from agentrl.contract import checked_action, checked_parts, checked_reset, checked_step
 from agentrl.env import Env
 from agentrl.errors import AgentRLError, DeadlineExceeded, EngineError, InfrastructureError, LimitReached, SandboxLost
-from agentrl.rollout.contract import checked_action, checked_parts, checked_reset, checked_step
 from agentrl.rollout.session import MakeAgent, Session
+from agentrl.rollout.shares import checked_shares, share_out
 from agentrl.types import Episode, Message, Row, Sampled, Stop, Trajectory, Turn
 
 
@@ -65,6 +64,7 @@ class _Play:
     ends: dict[int, int] = field(default_factory=dict)
     index: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
+    caller: Caller = field(default_factory=Caller)
 
 
 async def run_episode(
@@ -98,7 +98,7 @@ async def run_episode(
     finally:
         # Each whatever the other does: a cancelled episode releases both too.
         try:
-            notes += await close_env(env, limits.close_seconds)
+            notes += await close_env(env, limits.close_seconds, play.caller)
         finally:
             trajectories, lost = await _close_session(session, limits.close_seconds)
     notes += lost
@@ -132,7 +132,9 @@ async def _loop(
         play.marks = session.marks()
         play.ends.update(play.marks)
         step = checked_step(await _timed(play, "env.step", env.step, action))
-        _record(play, play.marks, step.reward, checked_parts(step.info))
+        shares = checked_shares(step.info, step.reward)
+        _record(play, play.marks, step.reward, checked_parts(step.info), str(action.get("name") or ""))
+        share_out(play.turns, shares)
         observation = step.observation
         play.messages += copy.deepcopy(observation)
         if step.terminated:
@@ -144,13 +146,17 @@ async def _loop(
 
 
 def _record(
-    play: _Play, marks: tuple[tuple[int, int], ...], reward: float | None, parts: dict[str, float] | None = None
+    play: _Play,
+    marks: tuple[tuple[int, int], ...],
+    reward: float | None,
+    parts: dict[str, float] | None = None,
+    agent: str = "",
 ) -> None:
     places: list[tuple[int | None, int]] = [*marks] or [(None, 0)]
     for trajectory, end in places[:-1]:
-        play.turns.append(Turn(play.index, trajectory, end, 0.0))
+        play.turns.append(Turn(play.index, trajectory, end, 0.0, agent))
     trajectory, end = places[-1]
-    play.turns.append(Turn(play.index, trajectory, end, reward, parts=parts or {}))
+    play.turns.append(Turn(play.index, trajectory, end, reward, agent, parts or {}))
     play.index += 1
     play.acted = False
 
@@ -215,9 +221,7 @@ def _episode(
     error: str | None,
 ) -> Episode:
     named = tuple(
-        t
-        if t.trajectory is None
-        else Turn(t.index, t.trajectory, t.end, t.reward, trajectories[t.trajectory].agent, t.parts)
+        t if t.trajectory is None else replace(t, agent=trajectories[t.trajectory].agent or t.agent)
         for t in play.turns
         if t.trajectory is None or t.trajectory < len(trajectories)
     )
@@ -241,21 +245,24 @@ async def _timed(play: _Play, side: str, function: Callable[..., Any], *args: An
     loop = asyncio.get_running_loop()
     began = loop.time()
     try:
-        return await call(function, *args, **kwargs)
+        return await play.caller(function, *args, **kwargs)
     finally:
         key = f"{side.replace('.', '_')}_s"
         play.seconds[key] = play.seconds.get(key, 0.0) + loop.time() - began
 
 
-async def close_env(env: Env, seconds: float) -> list[str]:
+async def close_env(env: Env, seconds: float, caller: Caller | None = None) -> list[str]:
     """Close it within `seconds`; what went wrong, as text, since the episode is over either way."""
+    caller = caller or Caller()
     try:
         async with asyncio.timeout(seconds):
-            await call(env.close)
+            await caller(env.close)
     except TimeoutError:
         return [f"env.close did not return within {seconds} s"]
     except Exception as error:
         return [_text(error, "env.close", False, 0.0)]
+    finally:
+        caller.end()
     return []
 
 
@@ -265,41 +272,3 @@ async def _close_session(session: Session, seconds: float) -> tuple[tuple[Trajec
             return await session.close(), []
     except (TimeoutError, InfrastructureError) as error:
         return (), [f"the session did not close: {error or f'no answer within {seconds} s'}"]
-
-
-async def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call user code that may be a coroutine function or, in a thread of its own, a plain one."""
-    if inspect.iscoroutinefunction(function):
-        return await function(*args, **kwargs)
-    result = await _in_thread(lambda: function(*args, **kwargs))
-    return await result if inspect.isawaitable(result) else result
-
-
-async def _in_thread(function: Callable[[], Any]) -> Any:
-    # A daemon thread a call: a pool would be exhausted by code that hangs, and would keep the process from ending.
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
-    context = contextvars.copy_context()
-
-    def settle(result: Any, error: BaseException | None) -> None:
-        if future.cancelled():
-            return
-        if error is None:
-            future.set_result(result)
-        else:
-            future.set_exception(error)
-
-    def run() -> None:
-        try:
-            outcome: tuple[Any, BaseException | None] = (context.run(function), None)
-        except StopIteration as error:  # a future cannot carry it
-            outcome = (None, RuntimeError(f"StopIteration: {error}"))
-        except Exception as error:
-            outcome = (None, error)
-        try:
-            loop.call_soon_threadsafe(settle, *outcome)
-        except RuntimeError:
-            pass  # the loop is closed: nobody waits for this any more
-
-    threading.Thread(target=run, daemon=True, name=f"env-{id(future):x}").start()
-    return await future

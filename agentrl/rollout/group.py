@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from agentrl.reward.group import GroupReward, reward_group
 from agentrl.rollout.episode import EpisodeSpec, Outcome
 from agentrl.rollout.options import RolloutOptions
 from agentrl.rollout.player import Plays, Sampling, unplayed
 from agentrl.rollout.records import Ask
 from agentrl.rollout.schedule import Place, sampling_seed
-from agentrl.types import Row, Stop
+from agentrl.types import Group, Row, Stop
 
 
 @dataclass(slots=True)
@@ -56,10 +57,6 @@ async def play_group(
     version that the engines are known to serve.
     """
     loop = asyncio.get_running_loop()
-    specs = [
-        EpisodeSpec(group.ask.position, sample, group.ask.attempt, group.seed, group.row)
-        for sample in range(options.started)
-    ]
 
     async def play(spec: EpisodeSpec) -> Outcome:
         def act() -> None:
@@ -72,35 +69,64 @@ async def play_group(
         )
         return await player.play(spec, sampling, on_act=act)
 
-    tasks = {asyncio.create_task(play(spec), name=f"group {spec.group} sample {spec.sample}"): spec for spec in specs}
+    tasks: _Tasks = {}
+    for sample in range(options.started):
+        spec = EpisodeSpec(group.ask.position, sample, group.ask.attempt, group.seed, group.row)
+        tasks[asyncio.create_task(play(spec), name=f"group {spec.group} sample {sample}")] = spec
     outcomes: dict[int, Outcome] = {}
-    until = loop.time() + options.longest
-    hurried = False
     try:
-        while tasks:
-            waited: list[asyncio.Future[Any]] = [*tasks, group.expired]
-            done, _ = await asyncio.wait(
-                waited, timeout=max(0.0, until - loop.time()), return_when=asyncio.FIRST_COMPLETED
-            )
-            if group.expired.done():
-                return None
-            if not done:
-                break  # time is up for stragglers, or an episode ignored its own limits
-            for task in [task for task in tasks if task in done]:
-                spec = tasks.pop(task)
-                outcomes[spec.sample] = _result(task, spec)
-                group.done += 1
-                on_episode()
-            scored = sum(outcome.episode.scored for outcome in outcomes.values())
-            if scored >= options.samples:
-                break
-            if options.straggler_seconds is not None and scored >= options.needed and not hurried:
-                hurried, until = True, min(until, loop.time() + options.straggler_seconds)
+        if not await _collect(group, tasks, outcomes, options, on_episode):
+            return None
     finally:
         await cancel_all(tasks, 2 * options.close_seconds + 5.0)
     for spec in tasks.values():
         outcomes[spec.sample] = Outcome(unplayed(spec, Stop.CANCELLED, "cut off: the group went on without it"))
     return [outcomes[sample] for sample in sorted(outcomes)]
+
+
+_Tasks = dict[asyncio.Task[Outcome], EpisodeSpec]
+
+
+async def _collect(
+    group: RunningGroup,
+    tasks: _Tasks,
+    outcomes: dict[int, Outcome],
+    options: RolloutOptions,
+    on_episode: Callable[[], None],
+) -> bool:
+    """Move ended tasks to `outcomes` until the group can go; False where it expired."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + options.longest
+    hurried = False
+    while tasks:
+        waited: list[asyncio.Future[Any]] = [*tasks, group.expired]
+        done, _ = await asyncio.wait(waited, timeout=max(0.0, until - loop.time()), return_when=asyncio.FIRST_COMPLETED)
+        if group.expired.done():
+            return False
+        if not done:
+            break  # time is up for stragglers, or an episode ignored its own limits
+        for task in [task for task in tasks if task in done]:
+            spec = tasks.pop(task)
+            outcomes[spec.sample] = _result(task, spec)
+            group.done += 1
+            on_episode()
+        scored = sum(outcome.episode.scored for outcome in outcomes.values())
+        if scored >= options.samples:
+            break
+        if options.straggler_seconds is not None and scored >= options.needed and not hurried:
+            hurried, until = True, min(until, loop.time() + options.straggler_seconds)
+    return True
+
+
+async def compared(group: Group, reward: GroupReward) -> tuple[Group, Exception | None]:
+    """The group with what `reward` adds; where it raised, nobody has a verdict, and what it raised."""
+    try:
+        return await reward_group(group, reward), None
+    except Exception as error:
+        # The user's code, as an environment's is: a bad reward is data, and too many of them end the run.
+        text = f"the group reward raised {type(error).__name__}: {error}"
+        failed = tuple(replace(e, stop=Stop.ENV_ERROR, error=text) if e.scored else e for e in group.episodes)
+        return replace(group, episodes=failed), error
 
 
 async def cancel_all(tasks: Iterable[asyncio.Task[Any]], seconds: float) -> None:

@@ -45,6 +45,12 @@ class Health:
         unscored = [o.episode.stop for o in outcomes if not o.episode.scored]
         self._infrastructure = bool(unscored) and all(stop in INFRASTRUCTURE for stop in unscored)
 
+    def wrong(self, group: int, error: Exception | None) -> None:
+        """Remember what a whole group's reward raised."""
+        if error is not None:
+            self._cause = error
+            self._errors.append(f"group {group}: the group reward raised {type(error).__name__}: {error}")
+
     def settled(self, fate: str, now: float) -> RunError | None:
         """A group ended; the error that is to end the run, if it was one too many."""
         self._moved = now

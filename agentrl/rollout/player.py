@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -74,7 +75,8 @@ class Player:
         options = self._options
         deadline = asyncio.get_running_loop().time() + options.time_limit
         try:
-            env = self._make_env(spec.row)
+            # A row of its own: what one environment does to it, its siblings must not see.
+            env = self._make_env(copy.deepcopy(spec.row))
         except Exception as error:
             stop = Stop.SANDBOX_LOST if isinstance(error, InfrastructureError) else Stop.ENV_ERROR
             return Outcome(

@@ -20,9 +20,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from agentrl.reward.group import GroupReward
 from agentrl.rollout.books import Books
 from agentrl.rollout.gate import Gate, Stage
-from agentrl.rollout.group import RunningGroup, cancel_all, play_group
+from agentrl.rollout.group import RunningGroup, cancel_all, compared, play_group
 from agentrl.rollout.health import Health
 from agentrl.rollout.options import RolloutOptions
 from agentrl.rollout.player import Player, Plays
@@ -54,6 +55,7 @@ class Runner:
         open_session: OpenSession,
         on_group: OnGroup | None = None,
         player: Plays | None = None,
+        group_reward: GroupReward | None = None,
     ) -> None:
         self.options = options
         self.pool = pool
@@ -74,6 +76,7 @@ class Runner:
             options, make_env=make_env, make_agent=make_agent, open_session=open_session
         )
         self._on_group = on_group
+        self._group_reward = group_reward
         self._schedule = Schedule(len(rows), seed, epochs=options.epochs, shuffle=options.shuffle)
         self._waiting: dict[int, Ask] = {}
         self._fresh = 0
@@ -247,6 +250,9 @@ class Runner:
         whole = Group(
             group.ask.position, group.ask.attempt, group.place.epoch, self.env, tuple(o.episode for o in outcomes)
         )
+        if self._group_reward is not None:
+            whole, error = await compared(whole, self._group_reward)
+            self.health.wrong(group.ask.position, error)
         await self._books.share(self._settle(whole))
 
     async def _watch(self) -> None:

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
+from agentrl.calling import call
 from agentrl.errors import RunError
 from agentrl.rollout.books import Books
-from agentrl.rollout.episode import call
 from agentrl.testing.clock import run_virtual
 
 

@@ -37,8 +37,15 @@ class Scripted(Env):
         return Step([], reward, True, False, {})
 
 
+class Shared(list[float | None]):
+    """The row of each environment is a copy; what its samples earn in turn is one list."""
+
+    def __deepcopy__(self, memo: object) -> Shared:
+        return self
+
+
 def rows_of(*rewards: float | None, n: int = 8) -> list[Row]:
-    return [{"rewards": list(rewards)} for _ in range(n)]
+    return [{"rewards": Shared(rewards)} for _ in range(n)]
 
 
 async def with_runner(
@@ -109,7 +116,7 @@ def test_streams_batches_within_the_bound(tmp_path: Path, staleness: int, policy
 def test_one_filtered_group_does_not_stop_a_synchronous_run(tmp_path: Path) -> None:
     options = RolloutOptions(groups_per_step=8, samples=2, staleness=0, shuffle=False)
     rows = rows_of(0.0, 1.0, n=16)
-    rows[3] = {"rewards": [1.0, 1.0]}
+    rows[3] = {"rewards": Shared([1.0, 1.0])}
     groups: list[tuple[Group, str]] = []
 
     async def body(runner: Runner, engine: ScriptedEngine) -> None:
@@ -267,7 +274,7 @@ def test_a_task_that_never_returns_costs_only_itself(tmp_path: Path) -> None:
 
     options = RolloutOptions(groups_per_step=7, samples=2, staleness=1, time_limit=50.0, shuffle=False, epochs=1)
     rows = rows_of(0.0, 1.0)
-    rows[2] = {"rewards": [0.0, 1.0], "stuck": True}
+    rows[2] = {"rewards": Shared([0.0, 1.0]), "stuck": True}
 
     async def body(runner: Runner, engine: ScriptedEngine) -> None:
         take = await runner.take(0, Version(1, 0), 55.0)
@@ -292,7 +299,7 @@ def test_code_that_ignores_cancellation_cannot_hold_the_run(tmp_path: Path) -> N
             return await super().step(action)
 
     options = RolloutOptions(groups_per_step=1, samples=2, staleness=0, time_limit=10.0, shuffle=False)
-    rows: list[Row] = [{"rewards": [0.0, 1.0], "stuck": True}, {"rewards": [0.0, 1.0]}]
+    rows: list[Row] = [{"rewards": Shared([0.0, 1.0]), "stuck": True}, {"rewards": Shared([0.0, 1.0])}]
 
     async def body(runner: Runner, engine: ScriptedEngine) -> None:
         take = await runner.take(0, Version(1, 0), 1000.0)
