@@ -34,13 +34,32 @@ Check = Annotated[
     typer.Option("--check", help="Only validate: config, environment, agent, rows, and the model where it is there."),
 ]
 
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Try everything: settings, ports, model, rows, an episode, a step; tell the plan; start nothing.",
+    ),
+]
+
 
 @app.command()
-def train(config: ConfigPath, overrides: Overrides = None, resume: Resume = False, check: Check = False) -> None:
+def train(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    resume: Resume = False,
+    check: Check = False,
+    dry: DryRun = False,
+) -> None:
     """Train with reinforcement learning: engines, rollouts and trainer, all at once."""
     from agentrl.conductor.main import describe_train, run_train  # the whole system: not for `agentrl version`
 
     with _told():
+        if dry:
+            from agentrl.conductor.dryrun import dry_run
+
+            dry_run(config, overrides or [], lambda text: print(text, flush=True), resume=resume)
+            return
         if check:
             print(describe_train(config, overrides or []))
             return
@@ -143,15 +162,29 @@ def evaluate(
 
 
 @app.command()
-def doctor(docker_url: Annotated[str, typer.Option(help="A Docker engine's address; else DOCKER_HOST.")] = "") -> None:
-    """What this machine offers to model-written code: each kind of sandbox, tried, and what it contains."""
-    from agentrl.sandbox.doctor import survey
+def doctor(
+    config: Annotated[
+        Path | None, typer.Argument(metavar="[RUN.TOML]", help="Look at what this run would use.")
+    ] = None,
+    model: Annotated[Path | None, typer.Option(help="A model folder: its weights and its chat template.")] = None,
+    engine_python: Annotated[
+        Path | None, typer.Option(help="The interpreter that has SGLang; else AGENTRL_SGLANG_PYTHON, else this one.")
+    ] = None,
+    docker_url: Annotated[str, typer.Option(help="A Docker engine's address; else DOCKER_HOST.")] = "",
+    sandboxes: Annotated[bool, typer.Option(help="Start a box of each kind.")] = True,
+    quick: Annotated[bool, typer.Option("--quick", help="Do not import torch and DeepSpeed.")] = False,
+) -> None:
+    """What works on this machine, what does not, and what to type; exit code 1 where no run can work."""
+    from agentrl.conductor.doctor import examine, settings_of
 
     with _told():
-        for offer in survey(docker_url):
-            print(f"{'works' if offer.works else 'no   '}  {offer.kind:11} contains {offer.contains}")
-            if offer.reason:
-                print(f"{'':20}{offer.reason}")
+        settings = settings_of(config, model=model, engine_python=engine_python)
+        broken = 0
+        for finding in examine(settings, docker_url=docker_url, sandboxes=sandboxes, quick=quick):
+            print(finding, flush=True)
+            broken += finding.verdict == "broken"
+        if broken:
+            raise typer.Exit(1)
 
 
 @app.command()

@@ -14,6 +14,8 @@ from agentrl.calling import call
 from agentrl.conductor.config import AgentSection, Common, EnvSection, RunConfig, SftConfig
 from agentrl.conductor.conversations import Conversation, Render, parse_conversation, renderer_of, split
 from agentrl.conductor.folder import folder_bytes
+from agentrl.conductor.knobs import refuse_dead_knobs
+from agentrl.conductor.machine import gpu_count
 from agentrl.config import resolve_object
 from agentrl.contract import checked_reset
 from agentrl.data import load_rows, take_rows
@@ -28,7 +30,7 @@ FIRST_RESET_SECONDS = 120.0
 
 
 class RunPlan(NamedTuple):
-    """What `[env]`, `[agent]` and `[data]` mean, resolved and tried."""
+    """What `[env]`, `[agent]` and `[data]` mean."""
 
     env: str
     make_env: Callable[[Row], Env]
@@ -50,13 +52,30 @@ class SftPlan(NamedTuple):
 def check_run(config: RunConfig, *, model_needed: bool = True) -> RunPlan:
     """Check an `agentrl train` config against the world; ConfigError says what to mend.
 
-    Where the model is not needed yet and is not there, what depends on its template is left out.
+    Without `model_needed` the run may be meant for another machine, which has the model and the GPUs: what depends on
+    them is left out where they are not here.
     """
+    refuse_dead_knobs(config, gpus=gpu_count() if model_needed else None)
     template, model_bytes = check_common(config) if model_needed or config.model.exists() else (None, 0)
+    check_ports(config)
+    plan = plan_run(config, model_bytes)
+    for rows, share in ((plan.train_rows, "training"), (plan.eval_rows, "held-out")):
+        if rows:
+            row = f"the first {share} row"
+            asyncio.run(try_row(plan.make_env, plan.make_agent, rows[0], row, template, config))
+    return plan
+
+
+def check_ports(config: RunConfig) -> None:
+    """ConfigError where a port that the config names is taken."""
     _check_port(config.endpoint.host, config.endpoint.port, "endpoint.port")
     if config.engine.port is not None:
         for index in range(config.engine.count):
             _check_port(config.engine.host, config.engine.port + index, "engine.port")
+
+
+def plan_run(config: RunConfig, model_bytes: int) -> RunPlan:
+    """Find environment, agent and rows; nothing is played yet."""
     env_class, make_env = resolve_env(config.env)
     make_agent = resolve_agent(config.agent)
     data = config.data
@@ -69,9 +88,6 @@ def check_run(config: RunConfig, *, model_needed: bool = True) -> RunPlan:
         eval_rows = rows_of(
             env_class, "eval", data.eval, seed, config.eval.rows, split=data.eval_split, columns=columns
         )
-    for rows, share in ((train_rows, "training"), (eval_rows, "held-out")):
-        if rows:
-            asyncio.run(_try_row(make_env, make_agent, rows[0], f"the first {share} row", template, config))
     return RunPlan(env_class.__name__, make_env, make_agent, train_rows, eval_rows, model_bytes)
 
 
@@ -171,14 +187,18 @@ def rows_of(
         raise DataError(f"{name} raised {type(error).__name__}: {error}") from error
 
 
-async def _try_row(
+async def try_row(
     make_env: Callable[[Row], Env],
     make_agent: Callable[[Sequence[Tool]], Agent],
     row: Row,
     which: str,
     template: ChatTemplate | None,
     config: RunConfig,
-) -> None:
+) -> int:
+    """Start an episode of `row` and end it; the tokens of its first messages, 0 without a template.
+
+    ConfigError says what failed, with `which` row.
+    """
     env: Env | None = None
     doing = f"making {config.env.path}"
     try:
@@ -203,7 +223,7 @@ async def _try_row(
             f"{doing} with {which} raised {type(error).__name__}: {error}; the row has the fields {', '.join(row)}"
         ) from error
     if template is None:
-        return
+        return 0
     limits = (template.context_length, config.engine.context_length, config.endpoint.context_length)
     longest = min((limit for limit in limits if limit), default=1 << 30)
     if len(tokens) >= longest:
@@ -211,6 +231,7 @@ async def _try_row(
             f"the first messages of {which} are {len(tokens)} tokens long and the context has {longest}: "
             "raise engine.context_length, or take a model with a longer one"
         )
+    return len(tokens)
 
 
 def _check_port(host: str, port: int, key: str) -> None:
