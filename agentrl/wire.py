@@ -2,17 +2,22 @@
 
     [4 bytes: header length][header, JSON][all tokens, int32][all log-probs of sampled segments, float32]   -> zstd
 
+Both arrays lie byte by byte: all lowest bytes first, the highest (sign and exponent) last. That compresses in half the
+time and a tenth smaller than number by number, which the first form (a header without `planes`) had and is still read.
+
 The pool stores these bytes and the trainer's ranks fetch them; `messages=False` leaves out what a trainer never reads.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import orjson
 import zstandard
+from numpy.typing import NDArray
 
 from agentrl.errors import AgentRLError
 from agentrl.types import (
@@ -42,11 +47,12 @@ def encode_group(group: Group, *, messages: bool = True) -> bytes:
         "attempt": group.attempt,
         "epoch": group.epoch,
         "env": group.env,
+        "planes": True,
         "episodes": [_episode_header(e, messages) for e in group.episodes],
     }
     head = orjson.dumps(header, default=str, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
-    tokens = b"".join(s.tokens.astype("<i4", copy=False).tobytes() for s in segments)
-    logprobs = b"".join(s.logprobs.astype("<f4", copy=False).tobytes() for s in segments if s.logprobs is not None)
+    tokens = _planes([s.tokens.astype("<i4", copy=False) for s in segments])
+    logprobs = _planes([s.logprobs.astype("<f4", copy=False) for s in segments if s.logprobs is not None])
     return zstandard.compress(b"".join((_LENGTH.pack(len(head)), head, tokens, logprobs)), 1)
 
 
@@ -59,11 +65,25 @@ def decode_group(data: bytes) -> Group:
         lengths = [(s[0], s[1] == "s") for e in header["episodes"] for t in e["trajectories"] for s in t["segments"]]
         n_tokens = sum(n for n, _ in lengths)
         n_logprobs = sum(n for n, sampled in lengths if sampled)
-        tokens = np.frombuffer(raw, "<i4", n_tokens, _LENGTH.size + size)
-        logprobs = np.frombuffer(raw, "<f4", n_logprobs, _LENGTH.size + size + 4 * n_tokens)
+        read = _from_planes if header.get("planes") else _plain
+        tokens = read(raw, "<i4", n_tokens, _LENGTH.size + size)
+        logprobs = read(raw, "<f4", n_logprobs, _LENGTH.size + size + 4 * n_tokens)
         return _group(header, tokens, logprobs)
     except (zstandard.ZstdError, struct.error, orjson.JSONDecodeError, KeyError, ValueError, IndexError) as error:
         raise AgentRLError(f"{len(data)} bytes are not a whole group: {error}") from error
+
+
+def _planes(parts: Sequence[NDArray[Any]]) -> bytes:
+    return np.concatenate(parts).view(np.uint8).reshape(-1, 4).T.tobytes() if parts else b""
+
+
+def _from_planes(raw: bytes, dtype: str, count: int, offset: int) -> NDArray[Any]:
+    found = np.frombuffer(raw, np.uint8, 4 * count, offset).reshape(4, count)
+    return np.ascontiguousarray(found.T).view(dtype).reshape(count)
+
+
+def _plain(raw: bytes, dtype: str, count: int, offset: int) -> NDArray[Any]:
+    return np.frombuffer(raw, dtype, count, offset)
 
 
 def _episode_header(episode: Episode, messages: bool) -> dict[str, Any]:

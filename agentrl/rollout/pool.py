@@ -7,7 +7,7 @@ the event loop never waits for a disk.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -57,9 +57,8 @@ class Pool:
     def __init__(self, ledger: Ledger, executor: ThreadPoolExecutor) -> None:
         self._ledger = ledger
         self._executor = executor
-        self._queue: list[tuple[Stored, asyncio.Future[bool]]] = []
+        self._queue: list[tuple[Group, asyncio.Future[bool]]] = []
         self._flush: asyncio.Task[None] | None = None
-        self._encoding: set[asyncio.Future[Stored]] = set()
 
     @classmethod
     async def open(cls, path: Path, *, keep: int = 0) -> Pool:
@@ -97,12 +96,8 @@ class Pool:
 
     async def put(self, group: Group) -> bool:
         """Store a finished group durably; False where it holds tokens of abandoned weights and is to be asked again."""
-        encoding = asyncio.ensure_future(asyncio.to_thread(_stored, group))
-        self._encoding.add(encoding)
-        encoding.add_done_callback(self._encoding.discard)
-        stored = await encoding
         done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._queue.append((stored, done))
+        self._queue.append((group, done))
         if self._flush is None:
             self._flush = asyncio.create_task(self._write_queue())
         return await done
@@ -147,12 +142,9 @@ class Pool:
         """Groups that finish while one is being written share the next transaction: a durable write costs a disk's
         latency, whatever it holds."""
         while self._queue:
-            if self._encoding:  # about a millisecond each, a durable write costs several
-                await asyncio.wait(set(self._encoding))
-                await asyncio.sleep(0)  # those come into the queue first
             batch, self._queue = self._queue, []
             try:
-                stored = await self._call(self._ledger.put, [group for group, _ in batch])
+                stored = await self._call(self._put, [group for group, _ in batch])
             except Exception as error:  # handed to those who wait
                 stored = []
                 for _, done in batch:
@@ -162,6 +154,10 @@ class Pool:
                 if not done.cancelled():
                     done.set_result(result)
         self._flush = None
+
+    def _put(self, groups: Sequence[Group]) -> list[bool]:
+        # Encoded in the same call: about a millisecond each, and every change of threads costs as much on busy cores.
+        return self._ledger.put([_stored(group) for group in groups])
 
     def _take(self, step: int, version: Version, rule: TakeRule) -> tuple[Change, Take | None]:
         change = self._ledger.take(step, version, rule)
