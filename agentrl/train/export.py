@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import safe_open
 from torch import Tensor
 
 from agentrl.errors import ConfigError
 
 SHARD_BYTES = 2 << 30
+_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".index.json")
 
 
@@ -47,16 +47,8 @@ def write_folder(target: Path, base: Path, shapes: Sequence[Shape], weights: Ite
         failure = error
     parts = buckets(shapes, SHARD_BYTES)
     for number, part in enumerate(parts, 1):
-        held = {}
-        for _ in part:
-            name, tensor = next(weights)
-            # A copy: the gathered tensor is gone when the next bucket comes.
-            held[name] = tensor.detach().to("cpu", copy=True).contiguous()
-        try:
-            if failure is None:
-                save_file(held, aside / _file(number, len(parts)), metadata={"format": "pt"})
-        except (OSError, SafetensorError) as error:
-            failure = error if isinstance(error, OSError) else OSError(str(error))
+        found = _write_file(aside / _file(number, len(parts)), part, weights, failure is None)
+        failure = failure or found
     for _ in weights:
         pass
     try:
@@ -70,6 +62,46 @@ def write_folder(target: Path, base: Path, shapes: Sequence[Shape], weights: Ite
     if failure is not None:
         shutil.rmtree(aside, ignore_errors=True)
         raise failure
+
+
+def _write_file(
+    path: Path, part: Sequence[Shape], weights: Iterator[tuple[str, Tensor]], wanted: bool
+) -> OSError | None:
+    """One safetensors file, each tensor written as it comes: neither a file's tensors nor their bytes are held.
+
+    Takes `part` from `weights` whatever happens; what went wrong is returned.
+    """
+    left = iter(part)
+    try:
+        if wanted:
+            with path.open("wb") as file:
+                file.write(_header(part))
+                for shape in left:
+                    _, tensor = next(weights)
+                    data = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+                    if len(data) != shape.nbytes:
+                        raise ValueError(f"{shape.name}: {len(data)} bytes were gathered, expected {shape.nbytes}")
+                    file.write(memoryview(data.numpy()))
+    except OSError as error:
+        for _ in left:
+            next(weights)
+        return error
+    for _ in left:
+        next(weights)
+    return None
+
+
+def _header(part: Sequence[Shape]) -> bytes:
+    """https://github.com/huggingface/safetensors: a length in 8 bytes, then JSON, padded to keep tensors aligned."""
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for shape in part:
+        end = at + shape.nbytes
+        entries[shape.name] = {"dtype": _DTYPES[shape.dtype], "shape": shape.shape, "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 def check_names(base: Path, shapes: Sequence[Shape]) -> None:
@@ -121,7 +153,7 @@ def _describe(folder: Path, base: Path, parts: Sequence[Sequence[Shape]]) -> Non
 
 
 def _open_to_all(folder: Path) -> None:
-    """safetensors writes files that only their owner can read; an engine may run as another user."""
+    """An engine may run as another user."""
     folder.chmod(0o755)
     for path in folder.iterdir():
         path.chmod(0o644)
