@@ -26,8 +26,9 @@ class ScriptedEngine:
     ```
 
     `delay` seconds pass before the first token and `token_delay` before each later one. `decode` is needed only where
-    requests have stop strings. Without `grammars` it refuses them; with them the script must obey. Where likeliest tokens are asked for, the script's own is first and
-    the others are the lowest ids, each 0.1 less likely. `requests` lists everything that was asked.
+    requests have stop strings. Without `grammars` it refuses them; with them the script must obey. Where likeliest
+    tokens are asked for, the script's own is first and the others are the lowest ids, each 0.1 less likely. `requests`
+    lists everything that was asked.
     """
 
     def __init__(
