@@ -26,6 +26,9 @@ from agentrl.types import Version
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 _STREAM_INTERVAL = 16
 """Tokens a stream event where the stream only guards against the engine's death."""
+_NO_SUCH_CALL = frozenset({404, 405})
+_ABORT_AGAIN = 1.0
+_LONG = 600.0  # bounded by the pause's own deadline
 
 
 class ModelInfo(NamedTuple):
@@ -47,8 +50,8 @@ class EngineClient:
 
     `limits` and `model_dir` let it refuse what would kill a real server: ids outside the vocabulary, weights of other
     names or shapes. `decode` is needed to see a stop string that straddles an interruption. `chunk_tokens` cuts a
-    generation into requests of so many tokens, for servers that cannot retract (`pause_mode="abort"`). `token` goes with
-    every request, to a server on another host that asks for it.
+    generation into requests of so many tokens, for servers that cannot retract (`pause_mode="abort"`). `token` goes
+    with every request, to a server on another host that asks for it.
     """
 
     def __init__(
@@ -229,19 +232,38 @@ class EngineClient:
         """Stop between two tokens; running requests wait (or come back aborted and are resumed by `generate`)."""
         self._paused = True
         self._resumed.clear()
-        await self._control("/pause_generation", {"mode": self._pause_mode}, "the pause")
-        if self._pause_mode == "abort":
-            # All replies come in before anything changes: such servers cannot say which weights made a token.
+        if self._pause_mode == "retract":
+            await self._control("/pause_generation", {"mode": "retract"}, "the pause")
+            return
+        # All replies come in before anything changes: such servers cannot say which weights made a token.
+        try:
+            async with asyncio.timeout(self._control_timeout):
+                await self._abort_all()
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                f"{self.url} sent {self._asking} aborted replies not within {self._control_timeout:g} s of a pause"
+            ) from error
+
+    async def _abort_all(self) -> None:
+        """Abort until nothing is asked any more: a request may reach the server after the abort that was meant for it.
+        Servers that cannot pause only abort; new requests wait here in any case."""
+        while True:
+            status, answer = await self._http.call("/pause_generation", {"mode": "abort"}, _LONG, "the pause")
+            if status in _NO_SUCH_CALL:
+                await self._control("/abort_request", {"abort_all": True}, "the pause", _LONG)
+            elif status != 200:
+                raise EngineError(f"{self.url}/pause_generation answered {status}: {answer}")
             try:
-                await asyncio.wait_for(self._none_asking.wait(), self._control_timeout)
-            except TimeoutError as error:
-                raise DeadlineExceeded(
-                    f"{self.url} sent {self._asking} aborted replies not within {self._control_timeout:g} s of a pause"
-                ) from error
+                await asyncio.wait_for(self._none_asking.wait(), _ABORT_AGAIN)
+                return
+            except TimeoutError:
+                pass
 
     async def resume(self) -> None:
         """Go on after `pause`."""
-        await self._control("/continue_generation", {}, "the continuation")
+        status, answer = await self._http.call("/continue_generation", {}, self._control_timeout, "the continuation")
+        if status != 200 and not (self._pause_mode == "abort" and status in _NO_SUCH_CALL):
+            raise EngineError(f"{self.url}/continue_generation answered {status}: {answer}")
         self._paused = False
         self._resumed.set()
         # SGLang forgets an abort for a request that arrived during the pause: it is said again.
@@ -294,6 +316,15 @@ class EngineClient:
             ) from error
         self.version = info.version
         return info
+
+    async def names_versions(self, timeout: float) -> bool:
+        """Whether its replies say which weights made each token. SGLang does since 0.5.19, and can then retract; older
+        servers need `pause_mode="abort"`. Found by one token of a request, which may take `timeout` seconds."""
+        body = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1}, "return_logprob": True, "rid": "abilities"}
+        status, answer = await self._http.call("/generate", body, timeout, "a first token")
+        if status != 200:
+            raise EngineError(f"{self.url}/generate answered {status} to a first request: {answer}")
+        return bool((answer.get("meta_info") or {}).get("weight_versions"))
 
     async def counters(self) -> dict[str, Any]:
         """The server's own counters (`/server_info`)."""

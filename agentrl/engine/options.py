@@ -33,6 +33,9 @@ class EngineOptions(BaseModel):
     """Seconds until a server must be ready."""
     load_timeout: float = Field(300.0, gt=0)
     """Seconds that loading new weights may take."""
+    chunk_tokens: int | None = Field(None, ge=1)
+    """Generations are cut into requests of so many tokens, which changes nothing but the overhead; where not set,
+    servers that cannot retract get 256 and the others no limit."""
     threads: int = Field(1, ge=1)
     """CPU threads a server computes with."""
     python: Path | None = None

@@ -18,6 +18,9 @@ from agentrl.engine.weights import model_limits, weight_shapes
 from agentrl.errors import ConfigError, DeadlineExceeded, EngineError, EngineLost
 from agentrl.types import Version
 
+_CHUNK = 256
+"""Tokens a request to servers that cannot retract: no more than these are ever aborted and asked again."""
+
 
 class EngineServer:
     """One running server. `client()` speaks to it."""
@@ -28,14 +31,19 @@ class EngineServer:
         self.version = version
         self.url = url
         self.child = child
+        self.names_versions = True
+        """Whether replies say which weights made each token; `wait_ready` finds out."""
 
     def client(self) -> EngineClient:
-        """A client that knows the model's limits, and refuses weights that do not fit it."""
+        """A client that knows the model's limits, and refuses weights that do not fit it. A server that cannot say
+        which weights made a token is paused by aborting."""
         return EngineClient(
             self.url,
             limits=model_limits(self.model_dir, self.options.context_length),
             model_dir=self.model_dir,
             decode=decoder(self.model_dir),
+            pause_mode="retract" if self.names_versions else "abort",
+            chunk_tokens=self.options.chunk_tokens or (None if self.names_versions else _CHUNK),
             load_timeout=self.options.load_timeout,
         )
 
@@ -59,6 +67,7 @@ class EngineServer:
                     raise EngineError(
                         f"{self.url} serves version {info.version}, expected {self.version}: another's port?"
                     )
+                self.names_versions = await client.names_versions(deadline - loop.time())
                 return
         finally:
             await client.close()

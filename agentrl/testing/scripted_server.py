@@ -48,6 +48,7 @@ class ScriptedServer:
 
     `calls` lists every control call (and its end, as "… done") and generation in order, `running` the live request ids;
     `info_hangs` makes the whole server look frozen.
+    Without `spans` and `pauses` it is as servers were before they had them.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class ScriptedServer:
         version: str = "1.0",
         token_delay: float = 0.0,
         spans: bool = True,
+        pauses: bool = True,
         control_delay: float = 0.0,
         update_answers: Sequence[tuple[int, str]] = (),
     ) -> None:
@@ -65,6 +67,7 @@ class ScriptedServer:
         self.token_delay = token_delay
         self.control_delay = control_delay
         self.spans = spans
+        self.pauses = pauses
         self.update_answers = deque(update_answers)
         self.faults: deque[Fault] = deque()
         self.calls: list[tuple[str, dict[str, Any]]] = []
@@ -110,6 +113,8 @@ class ScriptedServer:
     async def _control(self, request: web.Request) -> web.Response:
         body = orjson.loads(await request.read() or b"{}")
         self.calls.append((request.path, body))
+        if not self.pauses and request.path in ("/pause_generation", "/continue_generation"):
+            return web.json_response({"detail": "Not Found"}, status=404)
         await asyncio.sleep(self.control_delay)
         self.calls.append((request.path + " done", body))
         if request.path == "/pause_generation":
@@ -119,7 +124,7 @@ class ScriptedServer:
         elif request.path == "/continue_generation":
             self._going.set()
         elif request.path == "/abort_request":
-            self._abort(lambda rid: rid == body.get("rid"))
+            self._abort(lambda rid: bool(body.get("abort_all")) or rid == body.get("rid"))
         elif request.path == "/weights_checker":
             return web.json_response({"success": True, "ranks": [{"checksums": {"w": self.checksum}}]})
         elif request.path == "/update_weight_version":

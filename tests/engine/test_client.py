@@ -156,9 +156,11 @@ async def test_tokens_made_before_a_label_change_keep_their_version() -> None:
     assert [s.version for s in done.spans] == [V10, V11]
 
 
-async def test_servers_without_spans_need_the_abort_mode() -> None:
-    async with ScriptedServer(_counting, token_delay=0.02, spans=False) as server:
+@pytest.mark.parametrize("pauses", [True, False])
+async def test_servers_without_spans_need_the_abort_mode(pauses: bool) -> None:
+    async with ScriptedServer(_counting, token_delay=0.02, spans=False, pauses=pauses) as server:
         client = EngineClient(server.url, pause_mode="abort")
+        assert not await client.names_versions(10.0)
         task = asyncio.create_task(client.generate(request("r", [9], max_tokens=8)))
         await asyncio.sleep(0.07)
         await client.pause()

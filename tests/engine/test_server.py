@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from agentrl.child import Child
 from agentrl.engine.options import EngineOptions
-from agentrl.engine.server import start_engine
+from agentrl.engine.server import EngineServer, start_engine
 from agentrl.errors import ConfigError, DeadlineExceeded, EngineLost
+from agentrl.testing.scripted_server import ScriptedServer
 from agentrl.types import Version
 from tests.engine.kit import edit_json, request, vivid_model
 
@@ -144,3 +146,35 @@ def test_a_context_beyond_the_model_is_refused(tmp_path: Path) -> None:
     model = vivid_model(tmp_path / "m", 0, max_length=128)
     with pytest.raises(ConfigError, match="longer than the model's 128"):
         start_engine(EngineOptions(context_length=256), model, V, tmp_path / "log")
+
+
+@pytest.mark.parametrize("spans", [True, False])
+async def test_what_an_old_server_cannot_do_is_found_at_start(tmp_path: Path, spans: bool) -> None:
+    model = vivid_model(tmp_path / "m", 0)
+    child = Child("old engine", ["sleep", "600"], log=tmp_path / "log")
+    async with ScriptedServer(
+        lambda prompt: [(prompt[-1] + 1 + i) % 280 for i in range(400)],
+        version="2.5",
+        token_delay=0.001,
+        spans=spans,
+        pauses=spans,
+    ) as old:
+        server = EngineServer(EngineOptions(), model, V, url=old.url, child=child)
+        try:
+            await server.wait_ready()
+            assert server.names_versions == spans
+            client = server.client()
+            task = asyncio.create_task(client.generate(request("r", [9], max_tokens=350)))
+            while not any(len(state.tokens) > 20 for state in old.running.values()):  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            await client.pause()
+            await client.update_from_disk(model, Version(2, 6))
+            await client.resume()
+            done = await task
+            await client.close()
+        finally:
+            await server.stop()
+    assert done.tokens.tolist() == [(10 + i) % 280 for i in range(350)]
+    assert [s.version for s in done.spans] == [V, Version(2, 6)]
+    asked = [body["sampling_params"]["max_new_tokens"] for path, body in old.calls if path == "/generate"]
+    assert asked[1:] == [350] if spans else asked[1] == 256
