@@ -115,6 +115,26 @@ def view(
         serve_page(runs, host=host, port=port)
 
 
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUNS/NAME", help="The run's folder.")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="The file; RUNS/NAME/report.html by default.")] = None,
+    episodes: Annotated[int, typer.Option(min=0, help="Episodes of each kind that are shown.")] = 3,
+) -> None:
+    """Write a run as one self-contained HTML file: curves, faults, chosen episodes, config."""
+    from agentrl.monitor.report import write_report
+
+    with _told():
+        target = out or run / "report.html"
+        try:
+            write_report(run, target, episodes=episodes)
+        except OSError as error:
+            raise RunError(
+                f"{target} cannot be written: {error.strerror or error}; give another one with --out"
+            ) from error
+        print(target)
+
+
 @app.command("eval")
 def evaluate(
     env: Annotated[str, typer.Argument(metavar="ENV", help="package.module:Class or file.py:Class")],
