@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 
 from agentrl.conductor.check import SftPlan
-from agentrl.conductor.config import SftConfig
+from agentrl.conductor.config import RunConfig, SftConfig
 from agentrl.conductor.conversations import Conversations
 from agentrl.conductor.desk import Desk
-from agentrl.conductor.feed import CheckpointReady, FeedServer, Phase, StepMetrics, WeightsReady
+from agentrl.conductor.feed import BatchSource, CheckpointReady, FeedServer, Phase, StepMetrics, WeightsReady
 from agentrl.conductor.supervise import Supervisor
 from agentrl.conductor.watchdog import Watchdog
 from agentrl.errors import RunError
@@ -23,8 +23,22 @@ from agentrl.types import Version
 
 async def imitate(config: SftConfig, plan: SftPlan, desk: Desk, *, resume: bool) -> None:
     """Train on the conversations; the result is `runs/<name>/model`."""
-    desk.folder.need_space(10 * plan.model_bytes, "two checkpoints with optimizer state")
-    run = _Imitation(config, plan, desk)
+    source = Conversations(
+        plan.train,
+        plan.held_out,
+        plan.render,
+        batch=config.train.batch_groups,
+        steps=config.train.steps,
+        eval_every=config.sft.eval_every,
+        seed=config.seed,
+    )
+    await train_from(source, config, desk, plan.model_bytes)
+
+
+async def train_from(source: BatchSource, config: SftConfig | RunConfig, desk: Desk, model_bytes: int) -> None:
+    """Train on what `source` has, without engines; the result is `runs/<name>/model`."""
+    desk.folder.need_space(10 * model_bytes, "two checkpoints with optimizer state")
+    run = _Alone(source, config, desk, model_bytes)
     try:
         await run.main()
     finally:
@@ -32,22 +46,15 @@ async def imitate(config: SftConfig, plan: SftPlan, desk: Desk, *, resume: bool)
     await asyncio.to_thread(keep_model, desk)
 
 
-class _Imitation:
-    def __init__(self, config: SftConfig, plan: SftPlan, desk: Desk) -> None:
+class _Alone:
+    """A trainer and its feed."""
+
+    def __init__(self, source: BatchSource, config: SftConfig | RunConfig, desk: Desk, model_bytes: int) -> None:
         self._config = config
         self._desk = desk
-        self._weights = desk.folder.weights_folder(plan.model_bytes)
+        self._weights = desk.folder.weights_folder(model_bytes)
         self._url = ""
         self._step = 0
-        source = Conversations(
-            plan.train,
-            plan.held_out,
-            plan.render,
-            batch=config.train.batch_groups,
-            steps=config.train.steps,
-            eval_every=config.sft.eval_every,
-            seed=config.seed,
-        )
         self._feed = FeedServer(source, self)
         self._watchdog = Watchdog(config.monitor.stall_seconds, desk.note)
         self._supervisor = Supervisor(
@@ -114,9 +121,8 @@ class _Imitation:
         self._step = report.step
         self._supervisor.stepped(report)
         # A demonstration has no reward: what is said of rewards and turns would be noise.
-        told = {
-            k: v for k, v in report.metrics.items() if not k.startswith(("reward/", "episodes/", "turns/", "groups"))
-        }
+        noise = ("reward/", "episodes/", "turns/", "groups") if self._config.algorithm.name == "sft" else ()
+        told = {k: v for k, v in report.metrics.items() if not k.startswith(noise)}
         line = self._desk.metrics.write("step", {"step": report.step, "version": report.version, **told})
         self._desk.view.step(line)
         self._desk.folder.write_state(

@@ -64,6 +64,29 @@ def run_sft(path: Path, overrides: Sequence[str], *, resume: bool) -> int:
     return _run(config, resume, lambda desk: imitate(config, plan, desk, resume=resume))
 
 
+def run_rollout(path: Path, overrides: Sequence[str], groups: int, *, resume: bool) -> int:
+    """Run `agentrl rollout`; the exit code."""
+    from agentrl.conductor.check import check_run
+    from agentrl.conductor.collect import check_collect, collect
+
+    config = load(RunConfig, path, overrides)
+    check_collect(config)
+    plan = check_run(config)
+    return _run(config, resume, lambda desk: collect(config, plan, desk, groups))
+
+
+def run_replay(path: Path, overrides: Sequence[str], pool: Path, *, resume: bool) -> int:
+    """Run `agentrl replay`; the exit code."""
+    from agentrl.conductor.check import check_common
+    from agentrl.conductor.imitate import train_from
+    from agentrl.conductor.saved import SavedGroups
+
+    config = load(RunConfig, path, overrides)
+    _, model_bytes = check_common(config)
+    source = SavedGroups(pool, config.train.batch_groups, epochs=config.rollout.epochs)
+    return _run(config, resume, lambda desk: train_from(source, config, desk, model_bytes))
+
+
 def _run(config: Common, resume: bool, body: Callable[[Desk], Awaitable[None]]) -> int:
     folder = RunFolder(config.run_dir / config.name)
     folder.open(resume=resume)
