@@ -208,6 +208,38 @@ def doctor(
 
 
 @app.command()
+def worker(
+    role: Annotated[str, typer.Option(help="engine, trainer or rollout")],
+    conductor: Annotated[str, typer.Option(help="The conductor's URL, http://cluster.host:cluster.port")],
+    host: Annotated[str, typer.Option(help="This host's address for others; the one that faces the conductor.")] = "",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="To serve others on; 0 for any free one.")] = 0,
+    ranks: Annotated[int, typer.Option(min=1, help="trainer: the ranks that this worker runs, one a GPU.")] = 1,
+    token_file: Annotated[Path | None, typer.Option(help="The cluster's token; else $AGENTRL_CLUSTER_TOKEN.")] = None,
+    scratch: Annotated[
+        Path | None, typer.Option(help="For models, weights, logs; a temporary folder if not set.")
+    ] = None,
+    name: Annotated[str, typer.Option(help="For messages; host name and process id if not set.")] = "",
+    patience: Annotated[float, typer.Option(min=1, help="Seconds to look for a conductor before giving up.")] = 600.0,
+) -> None:
+    """Lend this host to a run with cluster.kind = "external": an engine, trainer ranks, or episodes."""
+    from agentrl.cluster.worker import run_worker, worker_options
+
+    with _told():
+        options = worker_options(
+            role,
+            conductor,
+            token_file,
+            host=host,
+            port=port,
+            slots=ranks,
+            scratch=scratch,
+            name=name,
+            patience=patience,
+        )
+        raise typer.Exit(run_worker(options))
+
+
+@app.command()
 def version() -> None:
     """The versions of agentrl and of what it stands on."""
     for package in ("agentrl", "torch", "transformers", "deepspeed", "sglang", "openai"):

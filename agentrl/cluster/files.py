@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeVar
 import aiohttp
 import orjson
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 from pydantic import BaseModel, ValidationError
 
 from agentrl.errors import ConfigError, InfrastructureError
@@ -190,7 +191,7 @@ def open_http(token: str) -> aiohttp.ClientSession:
     )
 
 
-def guard(token: str) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:
+def guard(token: str) -> Middleware:
     """Middleware: nobody without the cluster's token."""
     expected = f"Bearer {token}".encode()
 

@@ -12,7 +12,6 @@ import secrets
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 import aiohttp
 from aiohttp import web
@@ -50,13 +49,6 @@ class Member:
         return self.task is not None and self.beat.generation == self.task.generation
 
 
-class Wanted(NamedTuple):
-    """What a role is asked for, for an error's text."""
-
-    role: Role
-    count: int
-
-
 class Hub:
     """Listens for workers.
 
@@ -83,8 +75,6 @@ class Hub:
         self.url = ""
         self.nonce = secrets.token_hex(4)
         """Of this start of the conductor: leases and names of folders of another one are none of ours."""
-        self.engines: tuple[str, ...] = ()
-        """The engines that rollout workers may ask."""
         self._run, self._note = run, note
         self._members: dict[str, Member] = {}
         self._numbers = itertools.count(1)
@@ -139,10 +129,9 @@ class Hub:
 
     async def stop(self) -> None:
         """Tell the workers that the run is over, and stop listening."""
-        for member in self._members.values():
-            member.task = None
+        members, self._members = list(self._members.values()), {}
         if self._http is not None:
-            await asyncio.gather(*(self._dismiss(member) for member in self._members.values()))
+            await asyncio.gather(*(self._dismiss(member) for member in members))
             await self._http.close()
         if self._runner is not None:
             await self._runner.cleanup()
@@ -209,8 +198,7 @@ class Hub:
         if member is None:
             return answer(410, {"error": f"lease {beat.lease} is over: end what runs, and join again"})
         member.heard, member.beat = time.monotonic(), beat
-        engines = self.engines if member.join.role == "rollout" else ()
-        return answer(200, Orders(task=member.task, engines=engines).model_dump(mode="json"))
+        return answer(200, Orders(task=member.task).model_dump(mode="json"))
 
     async def _leave(self, request: web.Request) -> web.StreamResponse:
         member = self._members.get((await read_body(Joined, request)).lease)

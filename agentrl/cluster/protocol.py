@@ -131,10 +131,6 @@ class Orders(_Wire):
     """The wanted state."""
 
     task: Task | None = None
-    engines: tuple[str, ...] = ()
-    """Rollout workers: the engines that serve now."""
-    stop: bool = False
-    """The run is over: the worker ends."""
 
 
 class Fetch(_Wire):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import Any
@@ -35,6 +37,18 @@ class MeteredEngine:
             completion = await self._engine.generate(request, on_tokens)
             self.tokens += int(completion.tokens.size)
             return completion
+        finally:
+            self._count()
+            self.in_flight -= 1
+            if self.in_flight == 0:
+                self._idle_since = time.monotonic()
+
+    @contextmanager
+    def elsewhere(self) -> Iterator[None]:
+        """An episode that another process plays: while it runs, the engines are not idle."""
+        self._begin()
+        try:
+            yield
         finally:
             self._count()
             self.in_flight -= 1

@@ -15,10 +15,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from agentrl.cluster.launcher import make_launcher
 from agentrl.conductor.check import RunPlan
 from agentrl.conductor.config import RunConfig
 from agentrl.conductor.desk import Desk
-from agentrl.conductor.engines import Fleet
 from agentrl.conductor.evaluation import Evaluator
 from agentrl.conductor.feed import (
     Batch,
@@ -70,15 +70,10 @@ class _Run:
         self._url = ""
         self._step = 0
         self._weights = desk.folder.weights_folder(plan.model_bytes)
-        self._fleet = Fleet(
-            config.engine,
-            config.model,
-            desk,
-            restarts=config.monitor.engine_restarts,
-            silent_seconds=config.monitor.silent_seconds,
-        )
+        self._launcher = make_launcher(config, desk, self._weights)
+        self._fleet = self._launcher.fleet
         self._keeper = Keeper(desk, plan.env, config.monitor.keep_mb)
-        self._feed = FeedServer(self, self, on_trace=self._keeper.trace)
+        self._feed = FeedServer(self, self, on_trace=self._keeper.trace, on_commit=self._launcher.commit)
         self._watchdog = Watchdog(config.monitor.stall_seconds, desk.note)
         self._supervisor = Supervisor(
             desk,
@@ -88,7 +83,9 @@ class _Run:
             self._done,
             restarts=config.monitor.trainer_restarts,
             silent_seconds=config.monitor.silent_seconds,
+            make_group=self._launcher.make_group,
         )
+        self._begun = ""
         self._opened = asyncio.Event()
         self._opening: asyncio.Task[None] | None = None
         self._pool: Pool | None = None
@@ -110,7 +107,7 @@ class _Run:
         self._watchdog.probe(self._fleet.waits)
         self._watchdog.probe(self._rollout_waits)
         self._pool = await Pool.open(self._desk.folder.pool, keep=self._config.rollout.keep)
-        self._url = await self._feed.start()
+        self._url = await self._launcher.open(self._feed)
         async with asyncio.TaskGroup() as group:
             parts = {
                 "trainer": group.create_task(self._supervisor.run()),
@@ -118,6 +115,7 @@ class _Run:
                 "feed": group.create_task(self._feed.broken()),
                 "rollouts": group.create_task(self._stream()),
                 "publisher": group.create_task(self._publisher.run()),
+                "workers": group.create_task(self._launcher.run()),
                 "state": group.create_task(self._tell_state()),
             }
             await asyncio.wait([parts["trainer"]])
@@ -138,10 +136,9 @@ class _Run:
         if self._opening is not None:
             await _end(self._opening)
         self._gauge.stop()
-        await self._feed.stop()
         if self._endpoint is not None:
             await self._endpoint.stop()
-        await self._fleet.stop()
+        await self._launcher.close()
         if self._pool is not None:
             await self._pool.close()
         await asyncio.to_thread(self._keeper.close)
@@ -167,6 +164,7 @@ class _Run:
         self._step = checkpoint.step if checkpoint else 0
         # With the lines of takes and steps this tells which step trained what, apart from the pool's own books.
         taken = checkpoint.take if checkpoint else 0
+        self._begun = str(version)
         self._desk.metrics.write("begin", {"step": self._step, "version": str(version), "take": taken})
         self._keeper.resumed(self._step)
         if self._opening is None:
@@ -195,6 +193,7 @@ class _Run:
         self._meter = RolloutMeter(self._engine)
         self._endpoint = Endpoint(self._engine, ChatTemplate.load(self._config.model), self._config.endpoint)
         await self._endpoint.start()
+        elsewhere = self._launcher.player(self._engine)
         self._runner = Runner(
             self._config.rollout,
             pool=self._pool,
@@ -205,9 +204,10 @@ class _Run:
             make_agent=self._plan.make_agent,
             open_session=self._open_session,
             on_group=self._on_group,
+            player=elsewhere,
         )
         if self._config.eval.every:
-            player = Player(
+            player = elsewhere or Player(
                 self._config.rollout,
                 make_env=self._plan.make_env,
                 make_agent=self._plan.make_agent,
@@ -282,9 +282,9 @@ class _Run:
 
     async def weights(self, ready: WeightsReady) -> None:
         """New weights: they go out while the trainer goes on."""
-        if self._fleet.router.current is not None and str(self._fleet.router.current[1]) == ready.version:
+        if ready.version == self._begun:
             return  # a resumed trainer hands over what the engines were started with
-        self._publisher.offer(ready)
+        self._publisher.offer(self._launcher.located(ready))
 
     async def metrics(self, report: StepMetrics) -> None:
         """A step is done: merge what everybody measured."""
@@ -335,7 +335,7 @@ class _Run:
         with self._watchdog.waiting("the publisher", f"the engines to load {version}"):
             # An engine that is being started again is no refusal.
             await self._fleet.serving()
-            return await self._fleet.router.publish(path, version)
+            return await self._fleet.publish(path, version)
 
     async def _on_published(self, done: Published[PublishReport]) -> None:
         self._watchdog.beat(f"publish of {done.version}")

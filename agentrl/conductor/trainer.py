@@ -44,6 +44,11 @@ class Death(NamedTuple):
 class Group(Protocol):
     """One start of the trainer, wherever its ranks run."""
 
+    @property
+    def beats(self) -> dict[int, Heartbeat]:
+        """The last heartbeat of each rank."""
+        ...
+
     def heard(self, phase: Phase) -> None:
         """A heartbeat came in."""
         ...
@@ -129,6 +134,11 @@ class TrainerGroup:
     def waits(self) -> Sequence[Wait]:
         """For the watchdog."""
         return self._beats.waits()
+
+    @property
+    def beats(self) -> dict[int, Heartbeat]:
+        """The last heartbeat of each rank."""
+        return dict(self._beats.last)
 
     async def stop(self) -> None:
         """End it."""

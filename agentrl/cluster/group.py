@@ -1,0 +1,193 @@
+"""A trainer's group over several hosts: its ranks get their places, and die together."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from agentrl.cluster.files import fetch
+from agentrl.cluster.hub import Hub, Member, slots
+from agentrl.cluster.protocol import Source, TrainerTask
+from agentrl.conductor.feed import CommitRequest, Phase
+from agentrl.conductor.trainer import START_SECONDS, Death, Heartbeat, Heartbeats
+from agentrl.conductor.watchdog import Wait
+from agentrl.errors import RunError
+from agentrl.train import checkpoint
+from agentrl.train.options import TrainerJob
+
+_POLL = 0.1
+
+
+class _Part(NamedTuple):
+    """One worker's share of the group."""
+
+    member: Member
+    generation: int
+
+
+class RemoteGroup:
+    """One incarnation's ranks on the trainer workers of `hub`. The same calls as `TrainerGroup`.
+
+    Where one of them ends or is lost, all are ended; the next incarnation waits until there are enough again.
+    """
+
+    def __init__(
+        self, job: TrainerJob, token: str, hub: Hub, *, silent_seconds: float, keep_log: Callable[[str], Path]
+    ) -> None:
+        self.job, self._token, self._hub = job, token, hub
+        self._silent_seconds = silent_seconds
+        self._keep_log = keep_log
+        self._parts: list[_Part] = []
+        self._beats = Heartbeats()
+        self._began = time.monotonic()
+        self._clean = False
+
+    def heard(self, phase: Phase) -> None:
+        """A heartbeat of a rank came in."""
+        self._beats.heard(phase)
+
+    def waits(self) -> Sequence[Wait]:
+        """For the watchdog."""
+        if not self._parts:
+            return [Wait("the conductor", self._too_few(), time.monotonic() - self._began)]
+        return self._beats.waits()
+
+    @property
+    def beats(self) -> dict[int, Heartbeat]:
+        """The last heartbeat of each rank."""
+        return dict(self._beats.last)
+
+    @property
+    def lead(self) -> Member | None:
+        """The worker of rank 0, which writes the weights."""
+        return self._parts[0].member if self._parts else None
+
+    async def ended(self) -> Death | None:
+        """Place the ranks and wait for the group's end: None for a clean one. RunError where there are never enough."""
+        await self._place()
+        while True:
+            ends = [self._end_of(part) for part in self._parts]
+            if all(end == "" for end in ends):
+                self._clean = True
+                return None
+            if any(ends):
+                return await self._cause()
+            if silent := self._beats.silent(self._silent_seconds, START_SECONDS):
+                return Death(1, f"{silent}; the group was ended", own=False)
+            await asyncio.sleep(_POLL)
+
+    async def stop(self) -> None:
+        """End the ranks. After a clean end their hosts keep the last weights until the next task, or the run's end."""
+        if not self._clean:
+            for part in self._parts:
+                if part.member.task is not None and part.member.task.generation == part.generation:
+                    part.member.task = None
+
+    async def commit(self, asked: CommitRequest, checkpoints: Path) -> Path:
+        """Fetch every host's part of a checkpoint and make it whole; TransferFailed where a host is gone."""
+        aside = checkpoint.aside(checkpoints, asked.step)
+        await asyncio.to_thread(_fresh, aside)
+        await asyncio.gather(
+            *(
+                fetch(self._hub.http, [part.member.join.address], f"checkpoint-{asked.step}", aside, merge=True)
+                for part in self._parts
+            )
+        )
+        made = await asyncio.to_thread(checkpoint.commit, checkpoints, asked.step, asked.content, keep=asked.keep)
+        return made.path
+
+    # --- placing
+
+    async def _place(self) -> None:
+        wanted = self.job.train.ranks
+        deadline = time.monotonic() + self._hub.options.wait_seconds
+        while not (chosen := self._choice(wanted)):
+            if time.monotonic() > deadline:
+                raise RunError(self._too_few())
+            await asyncio.sleep(_POLL)
+        lead, given = chosen[0], 0
+        for member in chosen:
+            ranks = tuple(range(given, min(given + member.join.slots, wanted)))
+            given += len(ranks)
+            generation = self._hub.generation()
+            member.task = TrainerTask(
+                generation=generation,
+                job=self.job.model_dump(mode="json", exclude_unset=True),
+                token=self._token,
+                ranks=ranks,
+                world=wanted,
+                master=lead.join.host,
+                port=lead.beat.port,
+                shared=self._hub.options.shared_disk,
+                model=self._source("base", self.job.model_dir),
+                reference=self._source("reference", self.job.algorithm.reference)
+                if self.job.algorithm.reference is not None
+                else None,
+                resume=self._source(f"resume-{self.job.incarnation}", self.job.resume)
+                if self.job.resume is not None
+                else None,
+            )
+            self._parts.append(_Part(member, generation))
+        self._beats.start()
+
+    def _source(self, name: str, folder: Path) -> Source:
+        name = f"{name}-{self._hub.nonce}"
+        if not self._hub.options.shared_disk:
+            self._hub.shelf.put(name, folder)
+        return Source(name=name, urls=(self._hub.url,))
+
+    def _choice(self, wanted: int) -> list[Member]:
+        """As few workers as hold the group, those that have beaten since they joined; none where there are too few."""
+        there = [m for m in self._hub.members("trainer") if m.beat.port]
+        there.sort(key=lambda member: -member.join.slots)
+        for count in range(1, len(there) + 1):
+            if slots(there[:count]) >= wanted:
+                return there[:count]
+        return []
+
+    def _too_few(self) -> str:
+        members = self._hub.members("trainer")
+        return (
+            f"{self.job.train.ranks} trainer ranks are wanted (train.ranks), {len(members)} workers with "
+            f"{slots(members)} joined; start more: agentrl worker --role trainer --conductor {self._hub.url}"
+        )
+
+    # --- how it ends
+
+    def _end_of(self, part: _Part) -> str | None:
+        """None while it runs, "" after a clean end, else the cause."""
+        member = part.member
+        if member.gone:
+            return f"{member.name} is lost: {member.gone}"
+        if member.beat.generation != part.generation or member.beat.state != "ended":
+            return None
+        return member.beat.text or f"{member.name} ended with code {member.beat.code}" if member.beat.code else ""
+
+    async def _cause(self) -> Death:
+        """Why it died. Ranks complain when a host is lost, often before that is known: it is waited for."""
+        until = time.monotonic() + self._hub.options.lost_seconds + 1.0
+        while time.monotonic() < until and not any(p.member.gone for p in self._parts):
+            if all(time.monotonic() - p.member.heard < 1.5 for p in self._parts) and self._all_ended():
+                break
+            await asyncio.sleep(_POLL)
+        if lost := [self._end_of(p) for p in self._parts if p.member.gone]:
+            return Death(1, "; ".join(str(text) for text in lost), own=False)
+        texts = [text for p in self._parts if (text := self._end_of(p))]
+        for part in self._parts:
+            if text := self._end_of(part):
+                self._keep_log(f"{part.member.name}, ranks of generation {part.generation}:\n{text}\n")
+        code = next((p.member.beat.code for p in self._parts if p.member.beat.code), 1)
+        return Death(code or 1, texts[0], own=(code or 1) < 128)
+
+    def _all_ended(self) -> bool:
+        return all(self._end_of(part) is not None for part in self._parts)
+
+
+def _fresh(folder: Path) -> None:
+    import shutil
+
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
