@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -76,6 +75,34 @@ def sft(config: ConfigPath, overrides: Overrides = None, resume: Resume = False)
 
 
 @app.command()
+def rollout(
+    config: ConfigPath,
+    groups: Annotated[int, typer.Option("--groups", min=1, help="Groups to play, in whole batches.")],
+    overrides: Overrides = None,
+    resume: Resume = False,
+) -> None:
+    """Roll out without a trainer: engines and episodes fill the run's pool, which `agentrl replay` trains from."""
+    from agentrl.conductor.main import run_rollout
+
+    with _told():
+        raise typer.Exit(run_rollout(config, overrides or [], groups, resume=resume))
+
+
+@app.command()
+def replay(
+    config: ConfigPath,
+    pool: Annotated[Path, typer.Option("--pool", help="A run's pool.sqlite, or its folder.")],
+    overrides: Overrides = None,
+    resume: Resume = False,
+) -> None:
+    """Train from a saved pool without engines; the result is a model folder, runs/<name>/model."""
+    from agentrl.conductor.main import run_replay
+
+    with _told():
+        raise typer.Exit(run_replay(config, overrides or [], pool, resume=resume))
+
+
+@app.command()
 def status(run: Annotated[Path, typer.Argument(metavar="RUNS/NAME", help="The run's folder.")]) -> None:
     """What a run is doing, who waits for what, and its last figures."""
     from agentrl.conductor.status import describe
@@ -140,45 +167,68 @@ def evaluate(
     env: Annotated[str, typer.Argument(metavar="ENV", help="package.module:Class or file.py:Class")],
     base_url: Annotated[str, typer.Option(help="An OpenAI-compatible endpoint, e.g. http://localhost:8000/v1")],
     model: Annotated[str, typer.Option(help="The model's name there.")],
-    data: Annotated[str | None, typer.Option(help="Rows; the environment's own eval rows where not given.")] = None,
-    n: Annotated[int, typer.Option("-n", min=1, help="Rows to play.")] = 50,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[NAME=]SOURCE", help="Rows, several times for several; else the environment's own."),
+    ] = None,
+    n: Annotated[int, typer.Option("-n", min=1, help="Rows of each.")] = 50,
     k: Annotated[int, typer.Option("-k", min=1, help="Episodes a row.")] = 1,
     agent: Annotated[str, typer.Option(help="package.module:Class or file.py:Class")] = "agentrl.agent:Agent",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="env.args.X=…, agent.args.X=…, columns.question=prompt"),
+    ] = None,
+    split: Annotated[str, typer.Option(help="Of a hub data set.")] = "test",
+    save: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Keep all episodes there.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what --save has kept.")] = False,
+    passing: Annotated[float, typer.Option(help="The least reward that counts for pass@k.")] = 1.0,
     api_key: Annotated[str, typer.Option(envvar="OPENAI_API_KEY", help="The endpoint's key.")] = "none",
     temperature: Annotated[float, typer.Option(min=0.0)] = 1.0,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Of one answer; else the endpoint's limit.")] = None,
     concurrency: Annotated[int, typer.Option(min=1, help="Episodes at once.")] = 16,
     max_turns: Annotated[int, typer.Option(min=1)] = 16,
+    time_limit: Annotated[float, typer.Option(min=1.0, help="Seconds of one episode.")] = 600.0,
     seed: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
-    """Play an environment with any model behind an OpenAI-compatible URL; the last line is JSON."""
-    import asyncio
-
-    from agentrl.conductor.check import resolve_agent, resolve_env, rows_of
-    from agentrl.conductor.config import AgentSection, EnvSection
-    from agentrl.evaluate import evaluate_api
+    """Play an environment with any model behind an OpenAI-compatible URL: a table, and as last line JSON."""
+    from agentrl.evaluate.command import Asked, Model, run_eval
 
     with _told():
-        env_class, make_env = resolve_env(EnvSection(path=env))
-        make_agent = resolve_agent(AgentSection(path=agent))
-        rows = rows_of(env_class, "eval", data, seed, n)
-        found = asyncio.run(
-            evaluate_api(
-                make_env,
-                make_agent,
-                rows,
-                base_url=base_url,
-                api_key=api_key,
-                model=model,
-                samples=k,
-                concurrency=concurrency,
-                temperature=temperature,
-                max_turns=max_turns,
+        whom = Model(base_url, model, api_key, temperature, {"max_tokens": max_tokens} if max_tokens else {})
+        run_eval(
+            Asked(
+                env=env,
+                model=whom,
+                agent=agent,
+                settings=settings or [],
+                data=data or [],
+                split=split,
+                rows=n,
+                k=k,
                 seed=seed,
+                concurrency=concurrency,
+                max_turns=max_turns,
+                time_limit=time_limit,
+                save=save,
+                resume=resume,
+                passing=passing,
             )
         )
-        print(json.dumps(found.metrics()))
-        if found.reward is None:
-            raise RunError(f"no episode was scored: {found.stops}; {found.error}")
+
+
+@app.command()
+def rescore(
+    saved: Annotated[Path, typer.Argument(metavar="FOLDER", help="What `agentrl eval --save` kept.")],
+    reward: Annotated[str, typer.Option(help="package.module:function or file.py:function, of (answer, row)")],
+    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Keep the episodes with the new rewards.")] = None,
+    whole: Annotated[bool, typer.Option("--whole", help="Give the reward all messages, not the last answer.")] = False,
+    passing: Annotated[float, typer.Option(help="The least reward that counts for pass@k.")] = 1.0,
+) -> None:
+    """Score saved episodes with another reward, without sampling: a table, and as last line JSON."""
+    from agentrl.evaluate.command import run_rescore
+
+    with _told():
+        run_rescore(saved, reward, out=out, whole=whole, passing=passing)
 
 
 @app.command()

@@ -124,9 +124,8 @@ class McpClient:
             self._ready = asyncio.get_running_loop().create_future()
             self._owner = asyncio.create_task(self._own(), name=self.server.name)
         assert self._ready is not None
-        await asyncio.wait(
-            {self._owner, self._ready}, timeout=self.server.start_seconds, return_when=asyncio.FIRST_COMPLETED
-        )
+        either: set[asyncio.Future[Any]] = {self._owner, self._ready}
+        await asyncio.wait(either, timeout=self.server.start_seconds, return_when=asyncio.FIRST_COMPLETED)
         if self._ready.done() and not self._owner.done():
             return
         if not self._owner.done():

@@ -343,4 +343,4 @@ async def test_no_reward_is_no_verdict(template: ChatTemplate) -> None:
 def test_a_black_box_is_a_function_or_a_program() -> None:
     for given in ({}, {"run": print, "command": ["x"]}, {"run": print, "cwd": "x"}, {"run": "math:pi"}):
         with pytest.raises(ConfigError):
-            BlackBox(**given)  # type: ignore[arg-type]
+            BlackBox(**given)
