@@ -61,6 +61,7 @@ class WandB:
             dir=str(run),
             config=dict(config),
             resume="allow",
+            settings=wandb.Settings(console="off"),  # our output is the person's
         )
 
     def log(self, step: int, figures: Mapping[str, float], time: float) -> None:

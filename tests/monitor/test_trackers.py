@@ -75,3 +75,29 @@ def test_a_tracker_that_is_not_installed_is_named_before_the_run(monkeypatch: py
     with pytest.raises(ConfigError, match=r"names 'wandb', which is not installed: pip install no_such_package"):
         check_trackers(["wandb"])
     check_trackers([])
+
+
+@pytest.mark.slow
+def test_wandb_offline_gets_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs("wandb")
+    for name, value in (
+        ("MODE", "offline"),
+        ("SILENT", "true"),
+        ("CONFIG_DIR", str(tmp_path)),
+        ("CACHE_DIR", str(tmp_path)),
+    ):
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    told: list[str] = []
+    run = tmp_path / "run"
+    run.mkdir()
+    lanes = Trackers(["wandb"], run, {"seed": 7}, told.append)
+    for step in range(1, 4):
+        lanes.put({**LINE, "step": step, "loss": 0.5 / step})
+    lanes.close()
+    assert told == []
+    (file,) = run.glob("wandb/offline-run-*/*.wandb")
+    written = file.read_bytes()
+    # Records of protobuf, uncompressed; the reader of this form is no part of wandb's interface.
+    assert written.count(b"envs/A/reward") >= 3
+    for step in range(1, 4):
+        assert str(0.5 / step).encode()[:8] in written
