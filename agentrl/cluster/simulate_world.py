@@ -35,7 +35,7 @@ class VirtualEnv(Env):
         self._work = work
         self._seed = 0
         self._equal = False
-        self._turns = 0
+        self._turns = self._last = 0
         self._draw = random.Random()
 
     async def reset(
