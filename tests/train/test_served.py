@@ -19,7 +19,7 @@ from agentrl.types import Version
 from tests.engine.kit import request, vivid_model
 from tests.train.group import Outcome, run_groups
 
-pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(1500)]
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def server(trained: Outcome) -> Iterator[EngineServer]:
     python = os.environ.get("AGENTRL_SGLANG_PYTHON")
     if not python:
         pytest.fail("AGENTRL_SGLANG_PYTHON does not name the interpreter that has SGLang")
-    options = EngineOptions(kind="sglang", python=Path(python), context_length=512, device="cpu")
+    options = EngineOptions(kind="sglang", python=Path(python), context_length=512, device="cpu", startup_timeout=600.0)
     started = start_engine(options, trained.work / "served-all", Version(1, 0), trained.work / "engine.log")
     try:
         asyncio.run(started.wait_ready())
