@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -96,8 +97,11 @@ def test_wandb_offline_gets_every_step(tmp_path: Path, monkeypatch: pytest.Monke
     lanes.close()
     assert told == []
     (file,) = run.glob("wandb/offline-run-*/*.wandb")
-    written = file.read_bytes()
-    # Records of protobuf, uncompressed; the reader of this form is no part of wandb's interface.
-    assert written.count(b"envs/A/reward") >= 3
+    # Records of protobuf, uncompressed; the reader of this form is no part of wandb's interface. Its own process
+    # writes them, a little later than `finish` returns.
+    end = time.monotonic() + 100
+    while (written := file.read_bytes()).count(b"envs/A/reward") < 3:
+        assert time.monotonic() < end, "wandb wrote nothing"
+        time.sleep(0.1)
     for step in range(1, 4):
         assert str(0.5 / step).encode()[:8] in written
