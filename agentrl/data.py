@@ -22,6 +22,9 @@ from agentrl.types import Row
 MOST = 1_000_000
 """More rows than this are refused unless a limit is set: they are held in memory."""
 
+MIXED = "_env"
+"""The field of a mixture's row that names its environment."""
+
 Placed = tuple[str, Any]
 """Where a row stands (for errors), and the row."""
 
@@ -49,6 +52,35 @@ def take_rows(rows: Iterable[Any], source: str, limit: int | None = None, needed
     if not isinstance(rows, Iterable):
         raise DataError(f"data {source!r} is a {type(rows).__name__}, not an iterable of rows")
     return checked_rows(_numbered(rows, source), source, limit=limit, needed=needed)
+
+
+def mix_rows(parts: Mapping[str, Sequence[Row]], weights: Mapping[str, float]) -> list[Row]:
+    """One epoch of several environments' rows, in shares by weight, evenly interleaved.
+
+    The part that is longest for its weight comes whole once; shorter ones are repeated. Each row gets the field `_env`
+    with its environment's name. ConfigError where that would be more than a million rows.
+    """
+    total = sum(weights[name] for name in parts)
+    rounds = max(len(rows) / weights[name] for name, rows in parts.items())
+    count = round(rounds * total)
+    if count > MOST:
+        raise ConfigError(
+            f"these weights make an epoch of {count} rows, more than {MOST}: limit the longest part's rows"
+        )
+    tagged = {name: [{**row, MIXED: name} for row in rows] for name, rows in parts.items()}
+    taken = dict.fromkeys(parts, 0)
+    mixed: list[Row] = []
+    while len(mixed) < count:
+        # The one that is furthest behind its share.
+        name = min(parts, key=lambda name: (taken[name] + 1) / weights[name])
+        mixed.append(tagged[name][taken[name] % len(tagged[name])])
+        taken[name] += 1
+    return mixed
+
+
+def env_of(row: Row, default: str) -> str:
+    """The name of a mixture's row's environment; `default` for other rows."""
+    return str(row.get(MIXED, default))
 
 
 def checked_rows(

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.data import load_rows, take_rows
+from agentrl.data import MIXED, env_of, load_rows, mix_rows, take_rows
 from agentrl.errors import ConfigError, DataError
+from agentrl.types import Row
 
 ROWS = [{"question": "1+1", "answer": 2}, {"question": "2+2", "answer": 4}, {"question": "北京 😀", "answer": 0}]
 
@@ -83,3 +84,28 @@ def test_python_objects_by_file_and_what_is_no_source(tmp_path: Path) -> None:
         load_rows("openai/gsm8k", base=tmp_path)
     with pytest.raises(DataError, match="row 1 of 'x' is a int"):
         take_rows([{"a": 1}, 2], "x")
+
+
+def test_a_mixture_keeps_its_shares_at_every_point_and_leaves_no_row_out() -> None:
+    parts = {"a": [{"i": i} for i in range(60)], "b": [{"i": i} for i in range(5)], "c": [{"i": 0}]}
+    weights = {"a": 3.0, "b": 1.0, "c": 0.5}
+    mixed = mix_rows(parts, weights)
+    assert len(mixed) == 90
+    counts = dict.fromkeys(parts, 0)
+    for at, row in enumerate(mixed, 1):
+        counts[env_of(row, "?")] += 1
+        assert all(abs(counts[name] - at * weights[name] / 4.5) <= 1.5 for name in parts), (at, counts)
+    assert counts == {"a": 60, "b": 20, "c": 10}
+    assert [row["i"] for row in mixed if row[MIXED] == "a"] == list(range(60))
+    assert [row["i"] for row in mixed if row[MIXED] == "b"][:6] == [0, 1, 2, 3, 4, 0]
+    assert mix_rows(parts, weights) == mixed
+
+
+def test_a_mixture_may_not_be_endless() -> None:
+    parts: dict[str, list[Row]] = {"a": [{}] * 1000, "b": [{}]}
+    with pytest.raises(ConfigError, match="make an epoch of 10001000 rows"):
+        mix_rows(parts, {"a": 0.001, "b": 10.0})
+
+
+def test_a_row_of_no_mixture_is_of_the_default() -> None:
+    assert env_of({"a": 1}, "Maths") == "Maths"

@@ -11,14 +11,22 @@ from typing import Any, NamedTuple
 
 from agentrl.agent import Agent
 from agentrl.calling import call
-from agentrl.conductor.config import AgentSection, Common, EnvSection, RunConfig, SftConfig
+from agentrl.conductor.config import (
+    AgentSection,
+    Common,
+    DataSection,
+    EnvPart,
+    EnvSection,
+    RunConfig,
+    SftConfig,
+)
 from agentrl.conductor.conversations import Conversation, Render, parse_conversation, renderer_of, split
 from agentrl.conductor.folder import folder_bytes
 from agentrl.conductor.knobs import refuse_dead_knobs
 from agentrl.conductor.machine import gpu_count
 from agentrl.config import resolve_object
 from agentrl.contract import checked_reset
-from agentrl.data import load_rows, take_rows
+from agentrl.data import MIXED, env_of, load_rows, mix_rows, take_rows
 from agentrl.endpoint.render import Renderer
 from agentrl.endpoint.template import ChatTemplate
 from agentrl.env import Env
@@ -60,9 +68,10 @@ def check_run(config: RunConfig, *, model_needed: bool = True) -> RunPlan:
     check_ports(config)
     plan = plan_run(config, model_bytes)
     for rows, share in ((plan.train_rows, "training"), (plan.eval_rows, "held-out")):
-        if rows:
-            row = f"the first {share} row"
-            asyncio.run(try_row(plan.make_env, plan.make_agent, rows[0], row, template, config))
+        first = {env_of(row, plan.env): row for row in reversed(rows)}
+        for name, row in first.items():
+            which = f"the first {share} row" + (f" of {name}" if len(first) > 1 else "")
+            asyncio.run(try_row(plan.make_env, plan.make_agent, row, which, template, config))
     return plan
 
 
@@ -78,21 +87,39 @@ def plan_run(config: RunConfig, model_bytes: int) -> RunPlan:
     """Find environment, agent and rows; nothing is played yet."""
     env_class, make_env = resolve_env(config.env)
     make_agent = resolve_agent(config.agent)
-    data = config.data
+    if not config.env.parts:
+        train_rows, eval_rows = _rows(env_class, config.data, config)
+        return RunPlan(env_class.__name__, make_env, make_agent, train_rows, eval_rows, model_bytes)
+    found = {part.label: _rows(_part(part)[0], part.data, config) for part in config.env.parts}
+    weights = {part.label: part.weight for part in config.env.parts}
+    train_rows = mix_rows({name: train for name, (train, _) in found.items()}, weights)
+    # Of each its own number of held-out rows, once each: shares are for training.
+    eval_rows = [{**row, MIXED: name} for name, (_, held_out) in found.items() for row in held_out]
+    return RunPlan("mixture", make_env, make_agent, train_rows, eval_rows, model_bytes)
+
+
+def _rows(env_class: type[Env], data: DataSection, config: RunConfig) -> tuple[list[Row], list[Row]]:
     columns, seed = data.columns, config.seed
-    train_rows = rows_of(
-        env_class, "train", data.train, seed, data.train_limit, split=data.train_split, columns=columns
-    )
-    eval_rows: list[Row] = []
-    if config.eval.every:
-        eval_rows = rows_of(
-            env_class, "eval", data.eval, seed, config.eval.rows, split=data.eval_split, columns=columns
-        )
-    return RunPlan(env_class.__name__, make_env, make_agent, train_rows, eval_rows, model_bytes)
+    train = rows_of(env_class, "train", data.train, seed, data.train_limit, split=data.train_split, columns=columns)
+    if not config.eval.every:
+        return train, []
+    rows = config.eval.rows
+    return train, rows_of(env_class, "eval", data.eval, seed, rows, split=data.eval_split, columns=columns)
 
 
 def resolve_env(section: EnvSection) -> tuple[type[Env], Callable[[Row], Env]]:
-    """The environment's class, and how one is made from a row; ConfigError where path or arguments do not fit."""
+    """The environment's class, and how one is made from a row; ConfigError where path or arguments do not fit.
+
+    Of a mixture: `Env`, and how the one that a row is for is made.
+    """
+    if section.parts:
+        makers = {part.label: _part(part)[1] for part in section.parts}
+
+        def choose(row: Row) -> Env:
+            plain = {name: value for name, value in row.items() if name != MIXED}
+            return makers[row[MIXED]](plain)
+
+        return Env, choose
     found = _subclass(section.path, Env, "env.path")
     _check_arguments(found, section.args, "env.args")
 
@@ -101,6 +128,10 @@ def resolve_env(section: EnvSection) -> tuple[type[Env], Callable[[Row], Env]]:
         return made
 
     return found, make
+
+
+def _part(part: EnvPart) -> tuple[type[Env], Callable[[Row], Env]]:
+    return resolve_env(EnvSection(path=part.path, args=part.args))
 
 
 def resolve_agent(section: AgentSection) -> Callable[[Sequence[Tool]], Agent]:

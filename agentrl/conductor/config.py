@@ -21,24 +21,6 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class EnvSection(_Section):
-    """Which environment."""
-
-    path: str
-    """`package.module:Class` or `path/to/file.py:Class`."""
-    args: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the class, besides the row."""
-
-
-class AgentSection(_Section):
-    """Which agent."""
-
-    path: str = "agentrl.agent:Agent"
-    """`package.module:Class` or `path/to/file.py:Class`."""
-    args: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the class, besides the tools."""
-
-
 class DataSection(_Section):
     """Which rows. What is not given comes from the environment's own `rows`."""
 
@@ -63,6 +45,63 @@ class DataSection(_Section):
             if key in self.model_fields_set and not (source or "").startswith("hub:"):
                 raise ValueError(f"{key} has no effect: only a source 'hub:…' has splits")
         return self
+
+
+class EnvPart(_Section):
+    """One environment of a mixture: a `[[env]]`."""
+
+    path: str
+    """`package.module:Class` or `path/to/file.py:Class`."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the class, besides the row."""
+    name: str = Field("", pattern=r"^[\w.-]*$")
+    """For its metrics; the class's name where not given. Two of one class need names."""
+    weight: float = Field(1.0, gt=0)
+    """Its share of the episodes, against the others' weights."""
+    data: DataSection = DataSection()
+    """Its rows."""
+
+    @property
+    def label(self) -> str:
+        """What its groups are called."""
+        return self.name or self.path.rpartition(":")[2]
+
+
+class EnvSection(_Section):
+    """Which environment. Several `[[env]]` instead of one `[env]` are a mixture."""
+
+    path: str
+    """`package.module:Class` or `path/to/file.py:Class`; of a mixture, those of its parts."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the class, besides the row."""
+    parts: tuple[EnvPart, ...] = ()
+    """The environments of a mixture."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _several(cls, given: Any) -> Any:
+        if not isinstance(given, list):
+            return given
+        paths = [part.get("path", "?") if isinstance(part, dict) else "?" for part in given]
+        return {"path": " + ".join(map(str, paths)), "parts": given}
+
+    @model_validator(mode="after")
+    def _told_apart(self) -> Self:
+        labels = [part.label for part in self.parts]
+        if both := sorted({label for label in labels if labels.count(label) > 1}):
+            raise ValueError(f"two environments are called {both[0]!r}: give each [[env]] a name of its own")
+        if self.parts and self.args:
+            raise ValueError("args have no effect on a mixture: each [[env]] has its own")
+        return self
+
+
+class AgentSection(_Section):
+    """Which agent."""
+
+    path: str = "agentrl.agent:Agent"
+    """`package.module:Class` or `path/to/file.py:Class`."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the class, besides the tools."""
 
 
 class EvalSection(_Section):
@@ -178,6 +217,8 @@ class RunConfig(Common):
                 f"train.batch_groups = {self.train.batch_groups} and rollout.groups_per_step = "
                 f"{self.rollout.groups_per_step} are the same number by meaning: give one of them"
             )
+        if self.env.parts and self.data.model_fields_set:
+            raise ValueError("[data] has no effect with several [[env]]: each has its own, e.g. data = {train = …}")
         if self.algorithm.name == "sft":
             raise ValueError("algorithm.name = 'sft' learns from conversations: start it with `agentrl sft`")
         if self.algorithm.baseline != "none" and ":" not in self.algorithm.name and self.rollout.samples == 1:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from agentrl.conductor.config import EvalSection
 from agentrl.conductor.desk import Desk
 from agentrl.conductor.watchdog import Watchdog
+from agentrl.data import env_of
 from agentrl.rollout.episode import EpisodeSpec, Outcome
 from agentrl.rollout.player import Plays, Sampling
 from agentrl.rollout.schedule import stable_seed
@@ -31,6 +32,8 @@ class Evaluation(NamedTuple):
     error: str | None
     deviation: float | None = None
     """The standard error of `reward`, over the means of rows; None where there is one row."""
+    envs: dict[str, dict[str, float]] | None = None
+    """Of a mixture: the figures of each environment by its name."""
 
     def metrics(self) -> dict[str, object]:
         """For metrics.jsonl."""
@@ -43,6 +46,7 @@ class Evaluation(NamedTuple):
             "eval/stops": self.stops,
             "eval/error": self.error,
             "eval/reward_error": self.deviation,
+            **({"envs": self.envs} if self.envs else {}),
         }
 
 
@@ -86,7 +90,24 @@ async def evaluate(
         turns=sum(len({t.index for t in e.turns}) for e in episodes) / max(len(episodes), 1),
         error=next((e.error for e in episodes if e.reward is None and e.error), None),
         deviation=_standard_error(episodes),
+        envs=_by_environment(episodes),
     )
+
+
+def _by_environment(episodes: Sequence[Episode]) -> dict[str, dict[str, float]] | None:
+    names = sorted({env_of(episode.row, "") for episode in episodes} - {""})
+    if not names:
+        return None
+    found = {}
+    for name in names:
+        mine = [episode for episode in episodes if env_of(episode.row, "") == name]
+        rewards = [episode.reward for episode in mine if episode.reward is not None]
+        found[name] = {"eval_scored": float(len(rewards))}
+        if rewards:
+            found[name]["eval_reward"] = fmean(rewards)
+        if (error := _standard_error(mine)) is not None:
+            found[name]["eval_reward_error"] = error
+    return found
 
 
 def _standard_error(episodes: Sequence[Episode]) -> float | None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from agentrl.conductor.desk import Desk
 from agentrl.conductor.feed import Trace
+from agentrl.data import env_of
 from agentrl.monitor.archive import Archive
 from agentrl.types import Episode, Group
 
@@ -31,7 +32,8 @@ class Keeper:
     def evaluated(self, step: int, row: int, episodes: tuple[Episode, ...]) -> None:
         """The held-out row with this place was played."""
         if self._archive is not None and episodes:
-            self._archive.group(Group(row, 0, 0, self._env, episodes), "evaluated", step=step, kind="eval")
+            env = env_of(episodes[0].row, self._env)
+            self._archive.group(Group(row, 0, 0, env, episodes), "evaluated", step=step, kind="eval")
 
     def taken(self, step: int, positions: Sequence[int]) -> None:
         """What `step` trains on."""

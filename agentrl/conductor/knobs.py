@@ -27,8 +27,9 @@ def refuse_dead_knobs(config: RunConfig, *, gpus: int | None = None) -> None:
 def _dead_anywhere(config: RunConfig) -> Iterator[str]:
     data, rollout, train = config.data, config.rollout, config.train
     if config.eval.every == 0:
+        sections = [data, *(part.data for part in config.env.parts)]
         for key in ("eval", "eval_split"):
-            if _given(data, key):
+            if any(_given(section, key) for section in sections):
                 yield f"data.{key} has no effect with eval.every = 0: nothing is evaluated; remove one of them"
     if not rollout.filter_equal and _given(rollout, "max_filtered"):
         yield "rollout.max_filtered has no effect: no group is filtered, since rollout.filter_equal is false; remove it"

@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from agentrl.data import env_of
 from agentrl.reward.group import GroupReward
 from agentrl.rollout.books import Books
 from agentrl.rollout.gate import Gate, Stage
@@ -247,8 +248,9 @@ class Runner:
         for outcome in outcomes:
             self.counts[f"stop_{outcome.episode.stop.value}"] += 1
         self.counts["timeouts"] += sum(o.episode.stop is Stop.TIME_LIMIT for o in outcomes)
+        name = env_of(group.row, self.env)
         whole = Group(
-            group.ask.position, group.ask.attempt, group.place.epoch, self.env, tuple(o.episode for o in outcomes)
+            group.ask.position, group.ask.attempt, group.place.epoch, name, tuple(o.episode for o in outcomes)
         )
         if self._group_reward is not None:
             whole, error = await compared(whole, self._group_reward)

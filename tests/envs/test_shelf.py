@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from agentrl.env import Env
 from agentrl.envs.bargain import Bargain
 from agentrl.envs.guess_number import GuessNumber
 from agentrl.envs.search import Search, load_corpus
-from agentrl.envs.shop import Shop
+from agentrl.envs.shop import SERVER, Shop
 from agentrl.errors import ConfigError, ContractError, DataError
+from agentrl.mcp import shared_client
 from agentrl.types import Message
 
 CLASSES: dict[str, type[Env]] = {
@@ -49,13 +51,14 @@ async def play_oracle(env: Env, seed: int = 1) -> float:
 
 @pytest.mark.parametrize("name", ENVS)
 async def test_the_oracle_earns_the_most_on_the_sample_rows(name: str) -> None:
-    for row in load_rows(f"sample:{name}", limit=4):
-        env = CLASSES[name](row)
-        try:
+    async with AsyncExitStack() as held:
+        if name == "shop":
+            await held.enter_async_context(shared_client(SERVER))  # so that it starts once
+        for row in load_rows(f"sample:{name}", limit=4):
+            env = CLASSES[name](row)
+            held.push_async_callback(env.close)
             assert await play_oracle(env) == pytest.approx(1.0)
             assert await play_oracle(env) == pytest.approx(1.0), "a second episode differs from the first"
-        finally:
-            await env.close()
 
 
 @pytest.mark.parametrize("name", list(CLASSES))
