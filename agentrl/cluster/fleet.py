@@ -217,7 +217,7 @@ class RemoteFleet:
             elif member.on_task and member.beat.state == "running":
                 key = _Key(member.lease, member.task.generation)
                 if key in self._seats:
-                    if why := self._hangs(key):
+                    if self._router is not None and (why := self._hangs(key)):
                         self._fault(member, f"{member.name} {why}")
                 elif key not in self._admitting and member.join.address not in self._retiring:
                     self._admitting.add(key)
