@@ -82,7 +82,7 @@ class Trackio:
 
     def log(self, step: int, figures: Mapping[str, float], time: float) -> None:
         """One row."""
-        self._trackio.log({**figures, "step": step})
+        self._trackio.log(dict(figures), step=step)
 
     def close(self) -> None:
         """Finish the run."""

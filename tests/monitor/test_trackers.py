@@ -99,9 +99,8 @@ def test_wandb_offline_gets_every_step(tmp_path: Path, monkeypatch: pytest.Monke
     (file,) = run.glob("wandb/offline-run-*/*.wandb")
     # Records of protobuf, uncompressed; the reader of this form is no part of wandb's interface. Its own process
     # writes them, a little later than `finish` returns.
+    wanted = [str(0.5 / step).encode()[:8] for step in range(1, 4)]
     end = time.monotonic() + 100
-    while (written := file.read_bytes()).count(b"envs/A/reward") < 3:
+    while (written := file.read_bytes()).count(b"envs/A/reward") < 3 or any(value not in written for value in wanted):
         assert time.monotonic() < end, "wandb wrote nothing"
         time.sleep(0.1)
-    for step in range(1, 4):
-        assert str(0.5 / step).encode()[:8] in written
