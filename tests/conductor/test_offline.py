@@ -65,7 +65,8 @@ def test_what_is_no_pool_or_too_small_is_refused(tmp_path: Path) -> None:
 def test_roll_out_then_train_from_the_pool(tmp_path: Path) -> None:
     place = make_place(tmp_path)
     played = start(place, "rollout", "run.toml", "--groups", "5", 'name="played"')
-    assert played.wait(280) == 0, played.communicate()[0]
+    said, _ = played.communicate(timeout=280)
+    assert played.returncode == 0, said
     with closing(sqlite3.connect(place / "runs/played/pool.sqlite")) as db:
         assert db.execute("SELECT COUNT(*) FROM groups").fetchone()[0] >= 5
     (told,) = [line for line in read_metrics(place / "runs/played/metrics.jsonl") if line["kind"] == "rollout"]
@@ -73,7 +74,8 @@ def test_roll_out_then_train_from_the_pool(tmp_path: Path) -> None:
     assert told["reward_mean"] > 0
     assert not (place / "runs/played/checkpoints").exists() or not any((place / "runs/played/checkpoints").iterdir())
     trained = start(place, "replay", "run.toml", "--pool", "runs/played", 'name="trained"', "train.checkpoint_every=0")
-    assert trained.wait(280) == 0, trained.communicate()[0]
+    said, _ = trained.communicate(timeout=280)
+    assert trained.returncode == 0, said
     steps = [line for line in read_metrics(place / "runs/trained/metrics.jsonl") if line["kind"] == "step"]
     assert [line["step"] for line in steps] == [1, 2, 3]
     # The first weights are those that sampled: what they say now is what they said then.

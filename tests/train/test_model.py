@@ -11,9 +11,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from agentrl.errors import ConfigError
+from agentrl.train import algorithm
 from agentrl.train import model as module
 from agentrl.train.batch import Batch, pack
 from agentrl.train.model import Policy, TokenLogprobs, check_exact, load_policy, packed_attention
+from agentrl.train.options import AlgorithmOptions
 from agentrl.train.plan import Item
 from agentrl.types import Group
 from tests.train.drawing import draw, episode
@@ -47,7 +49,7 @@ def batch(*pictures: str) -> Batch:
     episodes = [
         episode([draw(p, first=20 + 7 * i)], [(0, 0, len(draw(p)), 1.0)], sample=i) for i, p in enumerate(pictures)
     ]
-    items = [Item(0, i, 0, len(p)) for i, p in enumerate(pictures)]
+    items = [Item(0, i, 0, len(draw(p))) for i, p in enumerate(pictures)]
     return pack(items, {0: Group(0, 0, 0, "test", tuple(episodes))}, {0: [{0: 1.0}] * len(pictures)}, version=0)
 
 
@@ -75,6 +77,24 @@ def test_packed_is_unpacked(request: pytest.FixtureRequest, family: str) -> None
     assert a.keys() == b.keys()
     for name in a:
         torch.testing.assert_close(a[name], b[name], atol=1e-5, rtol=1e-4, msg=name)
+
+
+def test_a_trajectory_of_several_versions_trains_as_its_parts_would(tiny: Path) -> None:
+    """Tokens of two versions in one trajectory: the gradients of the first and of the second alone, added up."""
+    policy, chosen = load_policy(tiny, torch.float32), algorithm.load(AlgorithmOptions(behaviour_cap=1.5))
+
+    def gradient(picture: str) -> dict[str, Tensor]:
+        shown = batch(picture)
+        shown = shown.with_weights(shown.mask / 7).with_advantages(0.7 * shown.mask)
+        policy.zero_grad()
+        loss, _ = chosen.loss(shown, policy(shown))
+        torch.autograd.backward(loss)
+        return {name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None}
+
+    whole, first, second = (gradient(picture) for picture in ("cc0sss1ssss", "cc0sss1uuuu", "cc0uuu1ssss"))
+    assert float(first["model.model.embed_tokens.weight"].abs().max()) > 1e-4
+    for name, found in whole.items():
+        torch.testing.assert_close(found, first[name] + second[name], atol=1e-6, rtol=1e-5)
 
 
 def pack_one(index: int) -> Batch:
