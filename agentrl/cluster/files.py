@@ -211,7 +211,8 @@ async def read_body(model: type[Wire], request: web.Request) -> Wire:
     try:
         return model.model_validate_json(await request.read())
     except ValidationError as error:
-        raise web.HTTPBadRequest(text=str(error)) from error
+        said = orjson.dumps({"error": str(error)}).decode()
+        raise web.HTTPBadRequest(text=said, content_type="application/json") from error
 
 
 def answer(status: int, body: object) -> web.Response:

@@ -75,6 +75,8 @@ class EngineRun(Run):
 
     task: EngineTask
 
+    url = ""
+    """Of the engine, once it serves."""
     _server: EngineServer | None = None
 
     async def _go(self) -> None:
@@ -83,6 +85,7 @@ class EngineRun(Run):
         log = self._folder / "engine.log"
         self._server = await asyncio.to_thread(start_engine, options, model, UNPUBLISHED, log, 0)
         await self._server.wait_ready()
+        self.url = self._server.url
         self._tell("running")
         code = await self._server.child.wait()
         self._tell("ended", code, death(self._server.child, code))
@@ -101,13 +104,13 @@ class EngineRun(Run):
             if folder is None:
                 return answer(409, {"success": False, "message": f"{wanted['model_path']} was not fetched"})
             body = orjson.dumps({**wanted, "model_path": str(folder)})
-        if self._server is None:
+        if not self.url:
             return answer(503, {"error": {"message": "the engine starts"}})
         timeout = aiohttp.ClientTimeout(total=None)
         headers = {"Content-Type": "application/json"}
         try:
             async with http.request(
-                request.method, f"{self._server.url}/{path}", data=body, headers=headers, timeout=timeout
+                request.method, f"{self.url}/{path}", data=body, headers=headers, timeout=timeout
             ) as upstream:
                 kind = {"Content-Type": upstream.headers.get("Content-Type", "application/json")}
                 if upstream.content_length is not None:

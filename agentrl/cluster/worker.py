@@ -107,8 +107,15 @@ def run_worker(options: WorkerOptions) -> int:
     """Work until the run is over or a signal comes; the exit code. ConfigError where it can never work."""
     scratch = options.scratch or Path(tempfile.mkdtemp(prefix="agentrl-worker-"))
     scratch.mkdir(parents=True, exist_ok=True)
+
+    async def work() -> int:
+        worker = Worker(options, scratch)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, worker.stop)
+        return await worker.run()
+
     try:
-        return asyncio.run(Worker(options, scratch).run())
+        return asyncio.run(work())
     finally:
         if options.scratch is None:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -117,8 +124,9 @@ def run_worker(options: WorkerOptions) -> int:
 class Worker:
     """See the module."""
 
-    def __init__(self, options: WorkerOptions, scratch: Path) -> None:
-        self._options = options
+    def __init__(self, options: WorkerOptions, scratch: Path, make_engine: type[EngineRun] = EngineRun) -> None:
+        """`make_engine` runs an engine's task: with another class than `EngineRun`, another kind of engine."""
+        self._options, self._make_engine = options, make_engine
         self._conductor = options.conductor.rstrip("/")
         self._host = options.host or _facing(self._conductor)
         self._scratch = scratch
@@ -132,9 +140,6 @@ class Worker:
 
     async def run(self) -> int:
         """Join, beat and obey."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._over.set)
         async with open_http(self._options.token) as http, aiohttp.ClientSession() as local:
             self._http, self._local = http, local
             self._store = Store(http, self._shelf, self._scratch)
@@ -145,6 +150,10 @@ class Worker:
                 await self._end()
                 await runner.cleanup()
         return 0
+
+    def stop(self) -> None:
+        """Leave the run: end what runs, say so, and return from `run`."""
+        self._over.set()
 
     async def _until_over(self) -> None:
         asked_since = time.monotonic()
@@ -252,7 +261,7 @@ class Worker:
         assert self._store is not None
         _say(f"starts {task.kind}, generation {task.generation}")
         if isinstance(task, EngineTask):
-            return EngineRun(task, self._store, self._scratch, self._changed)
+            return self._make_engine(task, self._store, self._scratch, self._changed)
         if isinstance(task, TrainerTask):
             return TrainerRun(task, self._store, self._scratch, self._changed, self._conductor, self._host)
         return RolloutRun(task, self._store, self._scratch, self._changed, self._conductor, self._options.token, lease)
