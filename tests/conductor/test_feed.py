@@ -10,7 +10,17 @@ import aiohttp
 import numpy as np
 import pytest
 
-from agentrl.conductor.feed import Batch, CheckpointReady, FeedServer, Phase, RunIsOver, StepMetrics, WeightsReady
+from agentrl.conductor.feed import (
+    Batch,
+    CheckpointReady,
+    FeedServer,
+    Phase,
+    RunIsOver,
+    StepMetrics,
+    Trace,
+    WeightsReady,
+)
+from agentrl.train.feed import MAX_TRACE_BYTES, Feed
 from agentrl.types import Context, Episode, Group, Sampled, Segment, Stop, Trajectory, Turn, Version
 from agentrl.wire import decode_group
 
@@ -197,3 +207,17 @@ async def test_a_failure_of_the_conductor_ends_the_run_with_its_own_error(setup:
     with pytest.raises(OSError, match="No space left"):
         await asyncio.wait_for(broken.broken(), 1)
     await broken.stop()
+
+
+async def test_traces_of_the_present_trainer_are_handed_on_and_those_of_a_dead_one_are_not() -> None:
+    traces: list[Trace] = []
+    server = FeedServer(Queue(), Reports(), on_trace=traces.append)
+    url = await server.start()
+    await server.begin(2)
+    feed = Feed(url, server.token)
+    for incarnation in (1, 2):
+        await asyncio.to_thread(feed.trace, 7, incarnation, 3, b"bytes")
+    await asyncio.to_thread(feed.trace, 8, 2, 3, bytes(MAX_TRACE_BYTES + 1))
+    feed.close()
+    await server.stop()
+    assert traces == [Trace(2, 7, 3, b"bytes")]
