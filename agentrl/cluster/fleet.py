@@ -98,6 +98,7 @@ class RemoteFleet:
         self._tasks: set[asyncio.Task[None]] = set()
         self._began = time.monotonic()
         self._failure: BaseException | None = None
+        self._clients: list[WorkerEngine] = []
         self.deaths = 0
 
     @property
@@ -191,8 +192,8 @@ class RemoteFleet:
             await asyncio.wait(self._tasks)
         if self._router is not None:
             await self._router.close()
-        else:
-            await asyncio.gather(*(seat.client.close() for seat in self._seats.values()))
+        # Also those that left: a question that was under way may have opened a connection again.
+        await asyncio.gather(*(client.close() for client in self._clients))
 
     # --- who comes and goes
 
@@ -232,6 +233,7 @@ class RemoteFleet:
     async def _admit(self, member: Member, key: _Key) -> None:
         assert self._current is not None
         client = WorkerEngine(member.join.address, self._hub.token, self._model_dir, self._options, self._stage)
+        self._clients.append(client)
         try:
             if self._router is None:
                 await client.update_from_disk(*self._current)

@@ -37,7 +37,14 @@ class ScriptedEngine(EngineRun):
         await self.server.start()
         self.url = self.server.url
         self._tell("running")
-        await asyncio.Event().wait()
+        self._failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        text = await self._failed
+        await self.server.stop()
+        self._tell("ended", 1, text)
+
+    def fail(self, text: str) -> None:
+        """Die, with these last words."""
+        self._failed.set_result(text)
 
     async def _kill(self) -> None:
         if self.server is not None:

@@ -151,6 +151,11 @@ class Worker:
                 await runner.cleanup()
         return 0
 
+    @property
+    def work(self) -> Run | None:
+        """What it runs now."""
+        return self._run
+
     def stop(self) -> None:
         """Leave the run: end what runs, say so, and return from `run`."""
         self._over.set()
