@@ -22,6 +22,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+init = typer.Typer(help="Write files to begin with.", no_args_is_help=True, pretty_exceptions_enable=False)
+app.add_typer(init, name="init")
+
 ConfigPath = Annotated[Path, typer.Argument(metavar="RUN.TOML", help="The run's config.")]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="Settings that win over the file's.")
@@ -32,6 +35,9 @@ Check = Annotated[
     bool,
     typer.Option("--check", help="Only validate: config, environment, agent, rows, and the model where it is there."),
 ]
+
+EnvPath = Annotated[str, typer.Argument(metavar="ENV", help="package.module:Class or file.py:Class")]
+EnvSettings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="env.args.X=…")]
 
 DryRun = Annotated[
     bool,
@@ -160,6 +166,66 @@ def report(
                 f"{target} cannot be written: {error.strerror or error}; give another one with --out"
             ) from error
         print(target)
+
+
+@app.command()
+def check(
+    env: EnvPath,
+    settings: EnvSettings = None,
+    data: Annotated[str | None, typer.Option(help="Rows; the environment's own where not given.")] = None,
+    model: Annotated[Path | None, typer.Option(help="A folder whose chat template the messages must survive.")] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Deadline of each call of the environment.")] = 60.0,
+    seed: Annotated[int, typer.Option(min=0)] = 7,
+    strict: Annotated[bool, typer.Option("--strict", help="Warnings fail too.")] = False,
+) -> None:
+    """Play an environment with scripted answers; tell what is wrong with it and how to mend it."""
+    from agentrl.authoring import run_check
+
+    with _told():
+        passed = run_check(env, settings or [], data=data, model=model, seconds=seconds, seed=seed, strict=strict)
+    raise typer.Exit(0 if passed else 1)
+
+
+@app.command()
+def play(
+    env: EnvPath,
+    settings: EnvSettings = None,
+    data: Annotated[str | None, typer.Option(help="Rows; the environment's own where not given.")] = None,
+    row: Annotated[str, typer.Option(help="Which row: its number, or the row itself as JSON.")] = "0",
+    split: Annotated[str, typer.Option(help="Of the environment's own rows.")] = "train",
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    oracle: Annotated[bool, typer.Option("--oracle", help="The environment's oracle answers.")] = False,
+    chance: Annotated[bool, typer.Option("--random", help="Chance answers.")] = False,
+    max_turns: Annotated[int, typer.Option(min=1)] = 64,
+) -> None:
+    """Play an environment in the terminal: you, its oracle, or chance."""
+    from agentrl.authoring import run_play
+
+    with _told():
+        run_play(
+            env,
+            settings or [],
+            data=data,
+            row=row,
+            split=split,
+            seed=seed,
+            oracle=oracle,
+            chance=chance,
+            max_turns=max_turns,
+        )
+
+
+@init.command("env")
+def init_env(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A module name, e.g. my_env.")],
+    folder: Annotated[Path, typer.Option(help="Where the files go.")] = Path(),
+) -> None:
+    """A working environment and its test: NAME.py and test_NAME.py."""
+    from agentrl.init import new_env
+
+    with _told():
+        for path in new_env(name, folder):
+            print(path)
 
 
 @app.command("eval")

@@ -24,8 +24,8 @@ from agentrl.check.rules import (
     check_start,
 )
 from agentrl.check.template import shipped_template
-from agentrl.check.transcript import Booth, Transcript
-from agentrl.check.watch import Watch
+from agentrl.check.transcript import Booth, Transcript, replay
+from agentrl.check.watch import Watch, belongings, end_processes, temporary_folder
 from agentrl.endpoint.template import ChatTemplate
 from agentrl.env import Env
 from agentrl.errors import AgentRLError, ContractError, DataError
@@ -79,41 +79,57 @@ def check_env(
         oracle or (lambda env, messages: env.oracle(messages)),
         reward_range,
     )
-    cost = _run(_check(case, played))
+    with temporary_folder() as folder:
+        cost = _run(_check(case, played, folder))
     return Report(env_class.__name__, findings.sorted(), booth.played, cost)
 
 
-async def _check(case: Case, rows: Sequence[Row]) -> Cost | None:
-    plays: list[Transcript] = []
-    first: Transcript | None = None
+async def _check(case: Case, rows: Sequence[Row], folder: str) -> Cost | None:
+    at_start = belongings(folder)
+    try:
+        return await _rules(case, rows, folder)
+    finally:
+        if Code.LEAKED_PROCESS in case.findings:
+            end_processes(belongings(folder).processes - at_start.processes)
+
+
+async def _rules(case: Case, rows: Sequence[Row], folder: str) -> Cost | None:
+    case.of(rows[0])
+    if case.reward_range is None:
+        case.reward_range = _range_of(case)
+    first = await check_start(case)
+    if first.broken:
+        return None  # every other rule would only repeat it
+    keeper = case.booth.open()
+    try:
+        # Open to the end, so that what all instances share (sandboxes, servers) is not made anew for each of them.
+        await case.booth.play(replay(first.actions), seed=case.seed, turns=len(first.actions), env=keeper)
+        plays = await _play_rows(case, rows, first)
+        ended = judge_ends(case, [play for _, play in plays])
+        await check_again(case, first)
+        await check_row(case, first)
+        for row in [row for row, play in plays if play is ended]:
+            case.of(row)
+            await check_after_end(case, ended or first)
+        case.of(rows[0])
+        await check_odd(case)
+        await check_leaks(case, first, folder)
+        return await measure(case, first)
+    finally:
+        await case.booth.close(keeper)
+
+
+async def _play_rows(case: Case, rows: Sequence[Row], first: Transcript) -> list[tuple[Row, Transcript]]:
+    plays: list[tuple[Row, Transcript]] = []
     for number, row in enumerate(rows):
         case.of(row)
-        if number == 0 and case.reward_range is None:
-            case.reward_range = _range_of(case)
-        reference = await check_start(case)
+        reference = first if number == 0 else await check_start(case)
         if reference.broken:
-            return None  # every other rule would only repeat it
-        first = first or reference
+            continue
         await check_determinism(case, reference)
-        plays += await check_rewards(case, reference)
-    assert first is not None, "there is at least one row"
+        plays += [(row, play) for play in await check_rewards(case, reference)]
     case.of(rows[0])
-    ended = judge_ends(case, plays)
-    await check_again(case, first)
-    await check_row(case, first)
-    if ended is not None:
-        await _on_its_row(case, rows, plays, ended)
-    await check_odd(case)
-    await check_leaks(case, first)
-    return await measure(case, first)
-
-
-async def _on_its_row(case: Case, rows: Sequence[Row], plays: Sequence[Transcript], ended: Transcript) -> None:
-    for row in rows:
-        case.of(row)
-        if any(play is ended for play in plays):
-            await check_after_end(case, ended)
-    case.of(rows[0])
+    return plays
 
 
 def _range_of(case: Case) -> tuple[float, float] | None:

@@ -44,6 +44,10 @@ class Code(enum.Enum):
         "swapped-flags", True,
         "terminated: the task itself ended, won or lost. truncated: something outside cut it short.",
     )  # fmt: skip
+    NEVER_TERMINATED = (
+        "never-terminated", False,
+        "Define `oracle`, so that a won episode is seen: whether the end is told right could not be checked.",
+    )  # fmt: skip
     BOTH_FLAGS = ("both-flags", True, "An episode ends for one reason: set terminated or truncated, not both.")
     REWARD_NOT_FINITE = ("reward-not-finite", True, "Return a finite number, or None where there is no verdict.")
     REWARD_RANGE = ("reward-range", True, "Scale the reward, or correct `reward_range`.")

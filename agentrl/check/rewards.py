@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from agentrl.check.actions import said
 from agentrl.check.findings import Code, Cost
-from agentrl.check.rules import ORACLE_TURNS, TURNS, Case
+from agentrl.check.rules import ORACLE_TURNS, TURNS, Case, check_said
 from agentrl.check.transcript import Policy, Transcript, replay
 from agentrl.env import Env
 from agentrl.types import Message
@@ -30,6 +30,7 @@ async def check_rewards(case: Case, reference: Transcript) -> list[Transcript]:
     elif case.reward_range is not None and empty.ended and (empty.total or 0.0) >= case.reward_range[1] - _NEAR:
         case.findings.add(Code.EMPTY_PAYS, f"empty answers earn {empty.total}, the most of reward_range")
     for play in plays:
+        check_said(case, play)
         _judge_range(case, play)
         if play.truncated and not play.limited and (play.total or 0.0) > 0:
             case.findings.add(
@@ -82,8 +83,12 @@ def judge_ends(case: Case, plays: Sequence[Transcript]) -> Transcript | None:
     cut = [play for play in ended if play.truncated and not play.limited]
     # A limit of the environment's own cuts every episode at the same turn, and not at the first.
     lengths = {len(play.steps) for play in cut}
-    if cut and not any(play.terminated for play in ended) and (1 in lengths or len(lengths) > 1):
+    if any(play.terminated for play in ended):
+        pass
+    elif cut and (1 in lengths or len(lengths) > 1):
         case.findings.add(Code.SWAPPED_FLAGS, f"{len(cut)} episodes ended, all truncated and none terminated")
+    else:
+        case.findings.add(Code.NEVER_TERMINATED, f"none of {len(plays)} episodes ended with terminated")
     return max(ended, key=lambda play: play.terminated, default=None)
 
 

@@ -16,7 +16,7 @@ from agentrl.check.actions import odd_actions, random_action, said
 from agentrl.check.findings import Code, Findings
 from agentrl.check.template import check_messages
 from agentrl.check.transcript import Booth, Broken, Policy, Transcript, replay, told
-from agentrl.check.watch import Belongings, belongings, end_processes, report_growth, temporary_folder
+from agentrl.check.watch import Belongings, belongings, report_growth
 from agentrl.endpoint.template import ChatTemplate
 from agentrl.env import Env
 from agentrl.errors import ContractError
@@ -57,15 +57,20 @@ class Case:
 async def check_start(case: Case) -> Transcript:
     """One plain episode: the contract, the tools, the messages; the reference for everything later."""
     record = await case.booth.play(case.random(1), seed=case.seed, turns=TURNS)
-    if not record.broken:
-        check_messages(record, case.template, case.findings)
-        check_history(record, case.findings)
+    check_said(case, record)
     try:
         env = case.booth.open()
     except Broken:
         return record
     await case.booth.close(env)  # a run closes also what was never reset
     return record
+
+
+def check_said(case: Case, record: Transcript) -> None:
+    """The rules about the messages of one episode."""
+    if not record.broken:
+        check_messages(record, case.template, case.findings)
+        check_history(record, case.findings)
 
 
 def check_tools(tools: Sequence[Tool], findings: Findings) -> None:
@@ -260,38 +265,34 @@ async def check_odd(case: Case) -> None:
             code = Code.ODD_INPUT if finding.code is Code.RAISES else finding.code
             quiet.add(code, f"{name}: {finding.seen}")
     case.booth.findings = quiet
-    # Open until now, so that what all environments share (sandboxes, say) is not made anew for each.
     await case.booth.close(probe)
 
 
-async def check_leaks(case: Case, reference: Transcript) -> None:
-    """Closed episodes leave nothing; the environments themselves are kept, so that nothing is freed by chance."""
-    with temporary_folder() as folder:
-        keeper = case.booth.open()
-        await case.booth.play(replay(reference.actions), seed=case.seed, turns=TURNS, env=keeper)
-        before = belongings(folder)
-        kept = []
-        for _ in range(LEAK_EPISODES):
-            env = case.booth.open()
-            kept.append(env)
-            await case.booth.play(replay(reference.actions), seed=case.seed, turns=TURNS, env=env)
-            await case.booth.close(env)
-        after = await _settled(before, folder)
-        report_growth(before, after, LEAK_EPISODES, case.findings)
-        if Code.LEAKED_PROCESS in case.findings:
-            end_processes(after.processes - before.processes)
-        for task in after.tasks - before.tasks:
-            task.cancel()
-        await case.booth.close(keeper)
-        kept.clear()
+async def check_leaks(case: Case, reference: Transcript, folder: str) -> None:
+    """Closed episodes leave nothing; the environments themselves are kept, so that nothing is freed by chance.
+
+    `folder` is where temporary files go.
+    """
+    before = belongings(folder)
+    kept = []
+    for _ in range(LEAK_EPISODES):
+        env = case.booth.open()
+        kept.append(env)
+        await case.booth.play(replay(reference.actions), seed=case.seed, turns=TURNS, env=env)
+        await case.booth.close(env)
+    after = await _settled(before, folder)
+    report_growth(before, after, LEAK_EPISODES, case.findings)
+    for task in after.tasks - before.tasks:
+        task.cancel()
+    kept.clear()
 
 
 async def _settled(before: Belongings, folder: str) -> Belongings:
     """What is there once nothing more goes away by itself: callbacks of closed things may still be on their way."""
+    gc.collect()
     for _ in range(20):
-        gc.collect()
         now = belongings(folder)
         if not any(set(new) - set(old) for old, new in zip(before, now, strict=True)):
-            return now
+            break
         await asyncio.sleep(0.05)
     return now

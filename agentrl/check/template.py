@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from agentrl.testing.tiny import make_tiny_model
 from agentrl.types import Message
 
 
+@functools.cache
 def shipped_template() -> ChatTemplate:
     """The tiny model's: ChatML with calls and results, one token a byte, so that nothing is lost in tokens."""
     with tempfile.TemporaryDirectory(prefix="agentrl-template-") as folder:

@@ -150,14 +150,16 @@ def _name(thing: Any) -> str:
 def _children() -> set[int]:
     found: set[int] = set()
     for entry in _listed("/proc"):
-        if entry.isdecimal():
-            try:
-                text = Path(f"/proc/{entry}/stat").read_text()
-            except OSError:
-                continue  # it ended meanwhile
-            state, parent = text.rpartition(")")[2].split()[:2]
-            if int(parent) == os.getpid() and state != "Z":
-                found.add(int(entry))
+        if not entry.isdecimal():
+            continue
+        try:
+            with open(f"/proc/{entry}/stat") as file:
+                text = file.read()
+        except OSError:
+            continue  # it ended meanwhile
+        state, parent = text.rpartition(")")[2].split()[:2]
+        if int(parent) == os.getpid() and state != "Z":
+            found.add(int(entry))
     return found
 
 

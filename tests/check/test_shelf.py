@@ -1,0 +1,105 @@
+"""Every environment on the shelf as it is, and broken in every way."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.check import check_env
+from agentrl.env import Env
+from agentrl.errors import ConfigError
+from agentrl.sandbox.options import SandboxOptions
+from agentrl.sandbox.pool import open_sandbox
+from agentrl.types import Row
+from tests.check.mutations import OPERATORS, RELEASE, STARTED
+
+SHELF = Path(__file__).resolve().parents[2] / "envs"
+
+
+def shelf() -> list[type[Env]]:
+    """Every environment class of every module in envs/."""
+    found = []
+    for path in sorted(SHELF.glob("[a-z]*.py")):
+        module = importlib.import_module(f"agentrl.envs.{path.stem}")
+        found += [
+            value
+            for value in vars(module).values()
+            if inspect.isclass(value) and issubclass(value, Env) and value.__module__ == module.__name__
+        ]
+    return found
+
+
+ENVS = shelf()
+# A sandbox or a server each costs seconds: these are broken in one way of each code, the others in every way.
+COSTLY = ("Code", "MathPython", "Shop")
+
+
+@functools.cache
+def boxes() -> bool:
+    """Whether this machine offers bubblewrap."""
+    try:
+        open_sandbox(SandboxOptions(kind="bubblewrap"))
+    except ConfigError:
+        return False
+    return True
+
+
+def first_rows(env_class: type[Env], count: int) -> list[Row]:
+    return list(itertools.islice(env_class.rows("train", 0), count))
+
+
+@pytest.fixture(autouse=True)
+def _leave_nothing() -> Iterator[None]:
+    RELEASE.clear()
+    yield
+    RELEASE.set()
+    while STARTED:
+        os.close(STARTED.pop())
+
+
+def test_the_shelf_is_found() -> None:
+    assert {"Calculator", "Countdown", "MathSingle", "GuessNumber", "Code"} <= {env.__name__ for env in ENVS}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env_class", ENVS, ids=lambda env_class: env_class.__name__)
+def test_nothing_is_found_on_the_shelf(env_class: type[Env]) -> None:
+    needs_boxes(env_class)
+    report = check_env(env_class, reward_range=(0.0, 1.0), seconds=300.0)
+    assert report.findings == (), report
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env_class", ENVS, ids=lambda env_class: env_class.__name__)
+def test_every_way_to_break_it_is_found(env_class: type[Env]) -> None:
+    needs_boxes(env_class)
+    operators = OPERATORS
+    if env_class.__name__ in COSTLY:
+        operators = tuple({operator.code: operator for operator in OPERATORS}.values())
+    rows = first_rows(env_class, 1)
+    missed = []
+    for operator in operators:
+        broken = operator.apply(env_class)
+        if operator.needs_tools and not has_tools(env_class, rows[0]):
+            continue
+        report = check_env(broken, rows, reward_range=(0.0, 1.0), seconds=300.0)
+        if operator.code not in report.codes:
+            missed.append(f"{operator.name}: {operator.code} is not in {sorted(report.codes)}")
+    assert not missed, "\n".join(missed)
+
+
+def has_tools(env_class: Callable[[Row], Any], row: Row) -> bool:
+    return bool(env_class(row).tools)
+
+
+def needs_boxes(env_class: type[Env]) -> None:
+    if env_class.__name__ in ("Code", "MathPython") and not boxes():
+        pytest.skip("no bubblewrap on this machine")
