@@ -146,13 +146,13 @@ class RemoteFleet:
         name = weights_name(version)
         self._hub.shelf.put(name, path)
         serving = set(self.router.serving)
-        addresses = [seat.client.address for seat in self._seats.values() if seat.client.url in serving]
+        hosts = {s.client.address: s.member for s in self._seats.values() if s.client.url in serving}
 
         async def fetch(target: str, sources: Sequence[str]) -> None:
-            await self._fetch(target, name, [*sources])
+            await _while_there(hosts[target], self._fetch(target, name, sources))
 
         options = self._hub.options
-        failed = await spread(self._hub.url, addresses, fetch, fanout=options.fanout, seconds=options.slow_seconds)
+        failed = await spread(self._hub.url, list(hosts), fetch, fanout=options.fanout, seconds=options.slow_seconds)
         for address, reason in failed.items():
             # Left out of what follows; it catches up by itself, and serves again when it has.
             self.router.fence(f"{address}/engine", f"it did not fetch weights {version}: {reason}")
@@ -361,6 +361,20 @@ class RemoteFleet:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._failure = error
+
+
+async def _while_there(member: Member, work: Coroutine[Any, Any, None]) -> None:
+    """Wait for `work`, but not for a host that is gone."""
+    task = asyncio.ensure_future(work)
+    try:
+        while not task.done():
+            if member.gone:
+                raise EngineLost(f"{member.name} is lost: {member.gone}")
+            await asyncio.wait((task,), timeout=_TICK)
+        task.result()
+    finally:
+        task.cancel()
+        await asyncio.wait((task,))
 
 
 async def drop(hub: Hub, member: Member, names: Sequence[str]) -> None:

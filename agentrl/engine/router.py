@@ -186,7 +186,9 @@ class Router:
                 await _each(ready, lambda s: s.client.update_from_disk(path, version), failures, self._slow_seconds)
                 loaded = time.monotonic()
             finally:
-                await asyncio.shield(_each(seats, lambda s: s.client.resume(), failures, self._slow_seconds))
+                # A fenced one goes on when it has caught up: a host that is gone must not hold up those that serve.
+                going = [s for s in seats if not s.fenced]
+                await asyncio.shield(_each(going, lambda s: s.client.resume(), failures, self._slow_seconds))
             updated = [s for s in seats if s not in failures]
             self._settle(version, updated, failures)
             self.current = (Path(path), version)
@@ -214,7 +216,12 @@ class Router:
         seat = _Seat(client, fenced="not yet checked")
         while True:
             target = self.current
-            await self._catch_up(seat, target)  # a publish goes on beside it: loading takes its time
+            try:
+                await self._catch_up(seat, target)  # a publish goes on beside it: loading takes its time
+            except EngineError:
+                if self.current == target:
+                    raise
+                continue  # those weights are gone by now: the newer ones are what counts
             async with self._changing:
                 if self.current == target:
                     await self._prove(seat)
@@ -351,8 +358,7 @@ async def _each(
 
     async def one(seat: _Seat) -> None:
         work = asyncio.ensure_future(call(seat))
-        # A seat that was fenced before is called all the same: it is told to go on.
-        lost = asyncio.ensure_future(asyncio.Event().wait() if seat.lost.is_set() else seat.lost.wait())
+        lost = asyncio.ensure_future(seat.lost.wait())
         try:
             await asyncio.wait((work, lost), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
