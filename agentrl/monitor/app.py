@@ -61,6 +61,7 @@ def make_app(runs: Sequence[Run], token: str | None = None) -> web.Application:
         "config": page.config,
         "episodes": page.episodes,
         "facets": page.facets,
+        "failures": page.failures,
         "versions": page.versions,
         r"groups/{group:\d{1,15}}": page.group,
         r"episodes/{episode:\d{1,15}}": page.episode,
@@ -167,6 +168,10 @@ class _Page:
     async def facets(self, request: web.Request) -> web.StreamResponse:
         """What can be filtered by."""
         return await _answer(self._run(request).episodes.facets)
+
+    async def failures(self, request: web.Request) -> web.StreamResponse:
+        """What went wrong, and how often."""
+        return await _answer(self._run(request).episodes.failures)
 
     async def versions(self, request: web.Request) -> web.StreamResponse:
         """Sampled tokens by version, of the episodes that fit."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import threading
 from collections import Counter
@@ -20,6 +21,8 @@ from agentrl.types import Demonstration, Episode, Group, Sampled, Trajectory
 from agentrl.wire import decode_group
 
 MAX_PAGE = 500
+MAX_FAILURES = 20
+_NUMBERS = re.compile(r"\d+(\.\d+)*")
 COLUMNS = ("id", *(column.split()[0] for column in EPISODE_COLUMNS))
 _LISTED = tuple(name for name in COLUMNS if name != "versions")
 ORDERS = ("id", "reward", "turns", "tokens", "sampled", "oldest", "newest", "step", "trained", "position")
@@ -99,6 +102,16 @@ class Episodes:
         bounds = self._rows("SELECT MIN(oldest), MAX(newest), MIN(reward), MAX(reward), COUNT(*) FROM episodes", ())
         oldest, newest, low, high, count = bounds[0] if bounds else (None, None, None, None, 0)
         return {**found, "versions": [oldest, newest], "rewards": [low, high], "count": count}
+
+    def failures(self) -> list[dict[str, Any]]:
+        """What went wrong, most frequent first: errors that differ in numbers alone count as one; with an example."""
+        found: dict[tuple[str, str], dict[str, Any]] = {}
+        query = "SELECT stop, error, COUNT(*), MAX(id) FROM episodes WHERE error IS NOT NULL GROUP BY stop, error"
+        for stop, error, count, key in self._rows(query, ()):
+            kind = (stop, _NUMBERS.sub("#", error))
+            known = found.setdefault(kind, {"stop": stop, "error": error, "count": 0, "id": key})
+            known["count"] += count
+        return sorted(found.values(), key=lambda failure: -failure["count"])[:MAX_FAILURES]
 
     def versions(self, query: Mapping[str, str]) -> dict[str, int]:
         """How many sampled tokens each version has, over the episodes that fit."""

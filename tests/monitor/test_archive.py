@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -163,9 +164,20 @@ def test_filters_and_order(path: Path) -> None:
     assert episodes.page({"limit": "1", "offset": "1"})["total"] == 4
     assert episodes.versions({"step": "1"}) == {"1.3": 2, "1.4": 1}
     assert episodes.facets()["stop"] == {"finished": 3, "sandbox_lost": 1}
+    assert episodes.failures() == []
     for query in ({"order": "row; DROP TABLE episodes"}, {"reward_min": "x"}, {"limit": "-1"}):
         with pytest.raises(BadQuery):
             episodes.page(query)
+
+
+def test_failures_that_differ_in_numbers_alone_are_one(path: Path) -> None:
+    archive = Archive(path, limit=1 << 20)
+    for position, error in enumerate(("box 1.2 was lost", "box 17 was lost", "boom")):
+        (episode,) = group(position).episodes
+        archive.group(Group(position, 0, 0, "Sums", (replace(episode, error=error),)), "pooled", step=1)
+    archive.close()
+    found = [(failure["count"], failure["stop"]) for failure in Episodes(path).failures()]
+    assert found == [(2, "finished"), (1, "finished")]
 
 
 def test_a_copy_in_a_folder_that_may_not_be_written_is_read(path: Path, tmp_path: Path) -> None:

@@ -79,6 +79,8 @@ async def test_episodes_by_filter_by_turn_by_token_and_side_by_side(run: Path) -
         await page.locator("select[name=stop]").select_option("sandbox_lost")
         await expect(rows).to_have_count(4)
         await expect(rows.first).to_contain_text("no verdict")
+        await page.get_by_text("what went wrong").click()
+        await expect(page.locator(".failures tr")).to_contain_text(["the sandbox went away"])
         await page.locator("select[name=stop]").select_option("")
         await page.locator("input[name=trained]").fill("5")
         await page.locator("select[name=split]").select_option("1")
@@ -139,6 +141,9 @@ async def test_hostile_text_stays_text(tmp_path: Path) -> None:
         for view, there in views.items():
             await go(page, view)
             await expect(page.locator(f"main {there}").first).to_be_visible()
+            if view == "#/episodes":
+                await page.get_by_text("what went wrong").click()
+                await expect(page.locator(".failures td").first).to_be_visible()
             assert await page.evaluate("window.pwned") is None, view
             assert await page.locator(foreign).count() == 0, view
             assert await page.locator("main a[href^='javascript' i]").count() == 0, view

@@ -1,6 +1,6 @@
 // The list of episodes: filters in the address, a page at a time, links that lead inside.
 
-import { h, fill, number, visible } from "/static/dom.js";
+import { h, fill, foreign, number, visible } from "/static/dom.js";
 import { get } from "/static/data.js";
 
 const PAGE = 100;
@@ -23,7 +23,8 @@ export class Episodes {
       this.body,
     );
     this.versions = h("p", { class: "note" });
-    this.node = h("section", {}, h("h2", {}, "Episodes"), this.form, this.count, this.fresh, h("div", { class: "scroll" }, table), this.more);
+    this.failures = h("details", { class: "failures", ontoggle: () => this.failures.open && this.loadFailures() }, h("summary", {}, "what went wrong"), h("div", {}));
+    this.node = h("section", {}, h("h2", {}, "Episodes"), this.form, this.failures, this.count, this.fresh, h("div", { class: "scroll" }, table), this.more);
     this.asked = 0;
   }
 
@@ -32,6 +33,7 @@ export class Episodes {
     this.run = this.app.run(query.run);
     this.facets = await get(`runs/${this.run.id}/facets`);
     this.build();
+    if (this.failures.open) await this.loadFailures();
     await this.load();
   }
 
@@ -101,6 +103,19 @@ export class Episodes {
     this.total = found.total;
     fill(this.count, `${number(found.total)} of ${number(this.facets.count)} episodes`);
     this.node.dataset.loaded = String(mine);
+  }
+
+  async loadFailures() {
+    const found = await get(`runs/${this.run.id}/failures`);
+    const line = (f) =>
+      h(
+        "tr",
+        {},
+        h("td", { class: "num" }, number(f.count)),
+        h("td", {}, h("a", { href: this.app.address("episodes", { run: this.run.id, stop: f.stop }) }, f.stop)),
+        h("td", {}, foreign(f.error, "span"), " ", h("a", { href: this.app.address("episode", { run: this.run.id, id: f.id }) }, `as #${f.id}`)),
+      );
+    fill(this.failures.lastElementChild, found.length ? h("table", {}, h("tbody", {}, found.map(line))) : h("p", { class: "empty" }, "no episode had an error"));
   }
 
   row(v) {

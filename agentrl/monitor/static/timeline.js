@@ -2,7 +2,7 @@
 
 import { h, fill, number, css, color, say, visible } from "/static/dom.js";
 
-const LANES = ["trainer", "engines", "publishes", "evaluations", "checkpoints", "faults"];
+const LANES = ["trainer", "engines", "tokens/s", "publishes", "evaluations", "checkpoints", "faults"];
 const PHASES = ["checkpoint", "take", "fetch", "pack", "proximal", "train", "weights"];
 const LEFT = 96;
 const LANE = 34;
@@ -150,7 +150,8 @@ export class TimeLine {
       const y = 4 + LANES.indexOf(item.lane) * LANE;
       g.globalAlpha = item.share ?? 1;
       g.fillStyle = item.color();
-      g.fillRect(x(item.start), y + 3, Math.max(item.mark ? 2 : 0.5, x(item.end) - x(item.start)), LANE - 8);
+      const tall = (LANE - 8) * (item.height ?? 1);
+      g.fillRect(x(item.start), y + 3 + (LANE - 8 - tall), Math.max(item.mark ? 2 : 0.5, x(item.end) - x(item.start)), tall);
     }
     g.restore();
     const counts = LANES.map((lane) => `${lane} ${this.items.filter((i) => i.lane === lane).length}`).join(", ");
@@ -182,6 +183,8 @@ export class TimeLine {
 function itemsOf(run) {
   const items = [];
   const add = (lane, start, end, text, paint, more) => items.push({ lane, start, end, text, color: paint, ...more });
+  const rates = run.column("rollout/tokens_per_second") || [];
+  const fastest = Math.max(1, ...rates.filter((rate) => rate !== null));
   run.step.forEach((step, i) => {
     const end = run.time[i];
     const spent = PHASES.map((phase) => [phase, run.column(`seconds/${phase}`)?.[i] || 0]);
@@ -194,6 +197,10 @@ function itemsOf(run) {
     if (i > 0 && idle !== null && idle !== undefined) {
       const text = `engines until step ${step}: ${number(100 * (1 - idle), 3)} % busy`;
       add("engines", run.time[i - 1], end, text, () => css("--busy"), { share: Math.max(0.06, 1 - idle) });
+    }
+    if (i > 0 && rates[i]) {
+      const text = `until step ${step}: ${number(rates[i], 4)} tokens a second sampled`;
+      add("tokens/s", run.time[i - 1], end, text, () => color(6), { height: Math.max(0.05, rates[i] / fastest) });
     }
   });
   for (const event of run.events) {

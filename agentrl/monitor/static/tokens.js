@@ -74,10 +74,11 @@ export class TokenView {
     const labels = [...new Set(this.tokens.map((token) => token.version).filter(Boolean))];
     const ends = new Map(this.episode.turns.filter((turn) => turn.trajectory === this.trajectory).map((turn) => [turn.end, turn]));
     const parts = [];
+    let before = null;
     this.tokens.forEach((token, at) => {
       if (ends.has(at) && at > 0) parts.push(turnMark(ends.get(at)));
-      const before = this.tokens[at - 1]?.version;
       if (mode === "version" && token.version && token.version !== before) parts.push(h("sup", { class: "version" }, visible(token.version)));
+      before = token.version || before;
       parts.push(this.span(token, at, labels));
     });
     if (ends.has(this.tokens.length)) parts.push(turnMark(ends.get(this.tokens.length)));
