@@ -24,6 +24,7 @@ from agentrl.conductor.conversations import Conversation, Render, parse_conversa
 from agentrl.conductor.folder import folder_bytes
 from agentrl.conductor.knobs import refuse_dead_knobs
 from agentrl.conductor.machine import gpu_count
+from agentrl.conductor.page import check_monitor
 from agentrl.config import resolve_object
 from agentrl.contract import checked_reset
 from agentrl.data import MIXED, env_of, load_rows, mix_rows, take_rows
@@ -76,7 +77,8 @@ def check_run(config: RunConfig, *, model_needed: bool = True) -> RunPlan:
 
 
 def check_ports(config: RunConfig) -> None:
-    """ConfigError where a port that the config names is taken."""
+    """ConfigError where a port that the config names is taken, or a tracker is not installed."""
+    check_monitor(config.monitor)
     _check_port(config.endpoint.host, config.endpoint.port, "endpoint.port")
     if config.engine.port is not None:
         for index in range(config.engine.count):

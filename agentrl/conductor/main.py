@@ -30,7 +30,6 @@ def run_train(path: Path, overrides: Sequence[str], *, resume: bool) -> int:
     from agentrl.conductor.reinforce import reinforce
 
     config = load(RunConfig, path, overrides)
-    check_monitor(config.monitor)
     plan = check_run(config)
     return _run(config, resume, lambda desk: reinforce(config, plan, desk, resume=resume))
 
@@ -41,7 +40,6 @@ def describe_train(path: Path, overrides: Sequence[str]) -> str:
 
     config = load(RunConfig, path, overrides)
     there = config.model.is_dir()
-    check_monitor(config.monitor)
     plan = check_run(config, model_needed=False)
     kept = f"{len(plan.eval_rows)} held-out" if plan.eval_rows else "none held out"
     model = f"{plan.model_bytes / 1e6:.0f} MB" if there else "not there yet: its folder and template are not checked"

@@ -63,8 +63,8 @@ class Run:
             "alive": alive,
             "phase": phase,
             "step": last.get("step", 0),
-            "steps": config.get("train", {}).get("steps", state.get("steps")),
-            "env": config.get("env", {}).get("path"),
+            "steps": _of(config.get("train"), "steps") or state.get("steps"),
+            "env": _environment(config.get("env")),
             "model": config.get("model"),
             "error": state.get("error"),
             "waits": state.get("waits", []) if alive else [],
@@ -115,3 +115,15 @@ class Run:
                 except Exception:  # the library raises plain Exception for a file it cannot read
                     continue
         return None
+
+
+def _environment(section: object) -> str | None:
+    """The class, or those of a mixture."""
+    if isinstance(section, list):
+        return " + ".join(str(_of(part, "path")) for part in section)
+    path = _of(section, "path")
+    return None if path is None else str(path)
+
+
+def _of(section: object, key: str) -> Any:
+    return section.get(key) if isinstance(section, dict) else None

@@ -121,6 +121,15 @@ def test_addresses() -> None:
     assert page_url("::1", 80, None) == "http://[::1]:80/"
 
 
+def test_the_environment_of_a_mixture_is_all_of_its_parts(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text('[[env]]\npath = "a:A"\n[[env]]\npath = "b:B"\n')
+    run = Run(tmp_path)
+    assert run.overview()["env"] == "a:A + b:B"
+    (tmp_path / "config.toml").write_text("env = 3\ntrain = 'x'\n[model")
+    assert run.overview()["env"] is None
+    run.close()
+
+
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no run's folder"):
         Run(tmp_path)

@@ -233,3 +233,5 @@ async def test_a_real_run_is_seen_while_it_trains_and_after_it_was_killed(tmp_pa
     async with served(run) as url, opened(url) as page:
         await expect(page.locator(".phase")).to_have_text("died while training")
         await expect(page.get_by_role("group", name="Reward").locator("canvas")).to_be_visible()
+        await go(page, "#/episodes?trained=2")
+        await expect(page.locator("table.episodes tbody tr").first).to_be_visible()

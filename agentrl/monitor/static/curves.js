@@ -107,12 +107,20 @@ function linesOf(plot, run, index, several) {
 }
 
 function addEvaluations(found, key, run, name, look) {
-  const events = run.evaluations().filter((event) => typeof event[key] === "number");
-  if (!events.length) return;
-  const ys = events.map((event) => event[key]);
-  const half = events.map((event) => Z95 * (event[`${key}_error`] || 0));
-  const band = half.some((e) => e > 0) ? { low: ys.map((y, i) => y - half[i]), high: ys.map((y, i) => y + half[i]) } : {};
-  found.push({ label: name("held out"), xs: events.map((event) => event.step), ys, points: true, ...look(found.length), ...band });
+  const events = run.evaluations();
+  const add = (label, value, error) => {
+    const known = events.filter((event) => typeof value(event) === "number");
+    if (!known.length) return;
+    const ys = known.map(value);
+    const half = known.map((event) => Z95 * (error(event) || 0));
+    const band = half.some((e) => e > 0) ? { low: ys.map((y, i) => y - half[i]), high: ys.map((y, i) => y + half[i]) } : {};
+    found.push({ label: name(label), xs: known.map((event) => event.step), ys, points: true, ...look(found.length), ...band });
+  };
+  add("held out", (event) => event[key], (event) => event[`${key}_error`]);
+  const inner = key.replace("/", "_"); // of a mixture: the figures of each environment
+  for (const env of new Set(events.flatMap((event) => Object.keys(event.envs || {})))) {
+    add(`${env}, held out`, (event) => event.envs?.[env]?.[inner], (event) => event.envs?.[env]?.[`${inner}_error`]);
+  }
 }
 
 function stack(lines) {
