@@ -12,7 +12,7 @@ L0 = {"types", "errors", "config", "wire", "child", "calling", "contract"}
 L1 = {"env", "wrappers", "agent", "tool", "mcp", "reward", "sandbox", "data"}
 SHELVES = {"envs", "agents", "sandboxes"}
 L2 = {"engine", "endpoint"}
-L3 = {"rollout", "check", "play", "gym", "init", "testing"}
+L3 = {"rollout", "check", "play", "gym", "spaces", "init", "testing"}
 TOP = {"conductor", "cli", "evaluate", "monitor", "cluster", "__init__", "__main__"}
 ALLOWED: dict[str, set[str]] = {
     **dict.fromkeys(L0, L0),

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 
 class Code(enum.Enum):
-    """`value` is the code as it is printed. A warning is something that a run survives and an author should know."""
+    """`label` is the code as it is printed. Not `error`: a warning, which a run survives and an author should know."""
 
     def __init__(self, label: str, error: bool, remedy: str) -> None:
-        self._value_ = label
+        self.label = label
         self.error = error
         self.remedy = remedy
 
@@ -87,7 +87,7 @@ class Finding:
 
     def __str__(self) -> str:
         kind = "error" if self.code.error else "warning"
-        return f"{kind} {self.code.value}: {self.seen}\n    {self.code.remedy}"
+        return f"{kind} {self.code.label}: {self.seen}\n    {self.code.remedy}"
 
 
 class Cost(NamedTuple):
@@ -116,7 +116,7 @@ class Report:
     @property
     def codes(self) -> frozenset[str]:
         """The codes found, as they are printed."""
-        return frozenset(finding.code.value for finding in self.findings)
+        return frozenset(finding.code.label for finding in self.findings)
 
     def __str__(self) -> str:
         lines = [str(finding) for finding in self.findings]

@@ -292,7 +292,17 @@ async def _settled(before: Belongings, folder: str) -> Belongings:
     gc.collect()
     for _ in range(20):
         now = belongings(folder)
-        if not any(set(new) - set(old) for old, new in zip(before, now, strict=True)):
+        if not any(_new(before, now)):
             break
         await asyncio.sleep(0.05)
     return now
+
+
+def _new(before: Belongings, now: Belongings) -> tuple[object, ...]:
+    return (
+        now.tasks - before.tasks,
+        now.threads - before.threads,
+        now.processes - before.processes,
+        now.files - before.files,
+        now.temporary - before.temporary,
+    )

@@ -95,7 +95,7 @@ FIRST = list({operator.code: operator for operator in reversed(OPERATORS)}.value
 def test_what_is_broken_is_found(operator: Operator) -> None:
     report = check_env(operator.apply(Toy), [{"a": 1, "b": 2}])
     assert operator.code in report.codes, report
-    (finding,) = [f for f in report.findings if f.code.value == operator.code]
+    (finding,) = [f for f in report.findings if f.code.label == operator.code]
     assert finding.code.remedy in str(report)
 
 
@@ -206,6 +206,6 @@ async def test_a_coroutine_that_computes_for_long_is_told() -> None:
 
 
 def test_codes_are_stable_and_unique() -> None:
-    values = [code.value for code in Code]
+    values = [code.label for code in Code]
     assert len(set(values)) == len(values) == 34
     assert all(value == value.lower().replace("_", "-") for value in values)

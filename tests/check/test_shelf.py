@@ -7,7 +7,7 @@ import importlib
 import inspect
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from agentrl.errors import ConfigError
 from agentrl.sandbox.options import SandboxOptions
 from agentrl.sandbox.pool import open_sandbox
 from agentrl.types import Row
-from tests.check.mutations import OPERATORS, RELEASE, STARTED
+from tests.check.mutations import OPERATORS, RELEASE, STARTED, Operator
 
 SHELF = Path(__file__).resolve().parents[2] / "envs"
 
@@ -81,9 +81,9 @@ def test_nothing_is_found_on_the_shelf(env_class: type[Env]) -> None:
 @pytest.mark.parametrize("env_class", ENVS, ids=lambda env_class: env_class.__name__)
 def test_every_way_to_break_it_is_found(env_class: type[Env]) -> None:
     needs_boxes(env_class)
-    operators = OPERATORS
+    operators: Sequence[Operator] = OPERATORS
     if env_class.__name__ in COSTLY:
-        operators = tuple({operator.code: operator for operator in OPERATORS}.values())
+        operators = list({operator.code: operator for operator in OPERATORS}.values())
     rows = first_rows(env_class, 1)
     missed = []
     for operator in operators:
