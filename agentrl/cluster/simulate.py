@@ -27,7 +27,7 @@ from agentrl.rollout.options import RolloutOptions
 from agentrl.rollout.pool import Pool, Take
 from agentrl.rollout.runner import Runner
 from agentrl.testing.clock import run_virtual
-from agentrl.types import Version
+from agentrl.types import Group, Version
 
 _MEMORY = Path("/dev/shm")
 _TAKE_SECONDS = 20.0
@@ -131,6 +131,8 @@ class _Simulation:
         self._plan, self._options, self._seed, self._scale = plan, options, seed, scale
         self._version = Version(1, 0)
         self._sums = _Sums()
+        self._finished: dict[int, Group] = {}
+        """The groups in the pool: decoding them from it again would be a sixth of a simulation's time."""
 
     async def main(self, scratch: Path, warmup: int, steps: int) -> Report:
         self._fleet = fleet = Fleet(
@@ -147,6 +149,7 @@ class _Simulation:
             make_env=lambda row: VirtualEnv(row, work),
             make_agent=VirtualAgent,
             open_session=lambda spec: VirtualSession(fleet, work, spec),
+            on_group=self._on_group,
         )
         await runner.start(self._version)
         self._publisher = Publisher(fleet.publish, self._on_published, lambda _: None, owned=scratch / "weights")
@@ -171,7 +174,7 @@ class _Simulation:
         begin = loop.time()
         take = await self._take(step)
         self._sums.waited += loop.time() - begin
-        batch = Batch(take.groups, self._version.number)
+        batch = Batch([self._finished.pop(position) for position in take.ids], self._version.number)
         cost = self._plan.train
         busy = cost.step(batch.lengths) + (self._scale - 1) * (cost.step(batch.lengths) - cost.fixed) + cost.hand_over
         await asyncio.sleep(busy)
@@ -188,6 +191,10 @@ class _Simulation:
                 return take
             if self._runner.over:
                 raise RunError("the simulated run has no rows left: rollout.epochs ends it before it was measured")
+
+    def _on_group(self, group: Group, fate: str) -> None:
+        if fate == "pooled":
+            self._finished[group.id] = group
 
     async def _on_published(self, done: Published[Version]) -> None:
         await self._runner.published(done.version)
