@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from agentrl.cluster.launcher import EngineFleet
 from agentrl.conductor.meter import MeteredEngine
 from agentrl.conductor.supervise import Supervisor
 from agentrl.endpoint.app import Endpoint
@@ -11,15 +12,42 @@ from agentrl.rollout.gate import Stage
 from agentrl.rollout.runner import Runner
 
 Gauges = dict[str, float]
+ENGINE_FIGURES = {
+    "running": "engine_running",
+    "waiting": "engine_waiting",
+    "decode_steps": "engine_decode_steps_total",
+    "prefilled_tokens": "engine_prefilled_tokens_total",
+    "cached_tokens": "engine_cached_tokens_total",
+}
+"""The embedded engine's counters and their names here. SGLang has a /metrics of its own, and far more in it."""
 
 
-def read_gauges(
-    supervisor: Supervisor, step: int, endpoint: Endpoint | None, engine: MeteredEngine | None, runner: Runner | None
+async def read_gauges(
+    supervisor: Supervisor,
+    step: int,
+    endpoint: Endpoint | None,
+    engine: MeteredEngine | None,
+    runner: Runner | None,
+    fleet: EngineFleet | None,
 ) -> Gauges:
     """All of them, of what is there already."""
     found = trainer_gauges(supervisor, step)
     if endpoint is not None and engine is not None and runner is not None:
         found |= rollout_gauges(endpoint, engine, runner)
+    if fleet is not None:
+        found |= await engine_gauges(fleet)
+    return found
+
+
+async def engine_gauges(fleet: EngineFleet) -> Gauges:
+    """What the engines count themselves, added up over those that answer."""
+    counters = await fleet.counters()
+    found: Gauges = {"engine_answering": len(counters), "engine_fenced": len(fleet.router.fenced)}
+    found["engine_deaths_total"] = fleet.deaths
+    for name, told in ENGINE_FIGURES.items():
+        values = [c[name] for c in counters if isinstance(c.get(name), int | float)]
+        if values:
+            found[told] = float(sum(values))
     return found
 
 

@@ -372,7 +372,8 @@ class _Run:
 
     async def _tell_state(self) -> None:
         while True:
-            router = self._fleet.router if self._opened.is_set() else None
+            fleet = self._fleet if self._opened.is_set() else None
+            router = fleet.router if fleet is not None else None
             state = {
                 "phase": "training" if router else "starting",
                 "time": time.time(),
@@ -384,7 +385,9 @@ class _Run:
                 "engines": self._engine_state(router),
                 "trainer": "; ".join(str(wait) for wait in self._supervisor.waits()),
                 "waits": [str(wait) for wait in self._watchdog.waits()],
-                "gauges": read_gauges(self._supervisor, self._step, self._endpoint, self._engine, self._runner),
+                "gauges": await read_gauges(
+                    self._supervisor, self._step, self._endpoint, self._engine, self._runner, fleet
+                ),
             }
             await asyncio.to_thread(self._desk.folder.write_state, state)
             await asyncio.sleep(STATE_EVERY)
