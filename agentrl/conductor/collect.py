@@ -80,7 +80,7 @@ class _Collection:
         self._desk.note(f"{runner.gate.count(Stage.POOLED)} groups are there, {self._wanted} are wanted")
         await self._until_enough(runner)
         pooled = runner.gate.count(Stage.POOLED)
-        told = {"groups": pooled, "episodes": len(self._rewards), "tokens": self._tokens}
+        told: dict[str, float] = {"groups": pooled, "episodes": len(self._rewards), "tokens": self._tokens}
         if self._rewards:
             told["reward_mean"] = sum(self._rewards) / len(self._rewards)
         self._desk.metrics.write("rollout", told)

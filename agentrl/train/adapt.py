@@ -40,7 +40,7 @@ class Source(NamedTuple):
         weight: Tensor = self.weight.detach()
         if self.down is None:
             return weight
-        added = self.up.detach().float() @ self.down.detach().float()
+        added: Tensor = self.up.detach().float() @ self.down.detach().float()
         return added.mul_(self.scale).add_(weight.float()).to(weight.dtype)
 
 

@@ -81,7 +81,7 @@ def _write_file(
                     data = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
                     if len(data) != shape.nbytes:
                         raise ValueError(f"{shape.name}: {len(data)} bytes were gathered, expected {shape.nbytes}")
-                    file.write(memoryview(data.numpy()))
+                    file.write(data.numpy().data)
     except OSError as error:
         for _ in left:
             next(weights)

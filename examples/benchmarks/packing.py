@@ -114,7 +114,7 @@ def padded_hidden(policy: Policy) -> Callable[[Tensor, Tensor, list[int]], Tenso
     backbone = backbone.base_model
 
     def hidden(tokens: Tensor, positions: Tensor, lengths: list[int]) -> Tensor:
-        rows = pad_sequence(torch.split(tokens, lengths), batch_first=True)
+        rows = pad_sequence(list(torch.split(tokens, lengths)), batch_first=True)
         mask = pad_sequence([torch.ones(n, dtype=torch.int64, device=tokens.device) for n in lengths], batch_first=True)
         out = backbone(input_ids=rows, attention_mask=mask, use_cache=False)
         found: Tensor = out.last_hidden_state[mask.bool()]

@@ -18,6 +18,7 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -38,7 +39,7 @@ from agentrl.train.deepspeed import Backend  # noqa: E402
 from agentrl.train.options import TrainOptions  # noqa: E402
 from agentrl.types import Version  # noqa: E402
 
-SHAPE = {"layers": 12, "hidden": 512, "heads": 8, "kv_heads": 8, "intermediate": 1344}
+SHAPE: dict[str, Any] = {"layers": 12, "hidden": 512, "heads": 8, "kv_heads": 8, "intermediate": 1344}
 """Twelve blocks of 3.1M parameters, an embedding and a head over the tokenizer below: 46M."""
 SHARED = Path("/dev/shm")
 
