@@ -225,6 +225,17 @@ async def test_a_real_run_is_seen_while_it_trains_and_after_it_was_killed(tmp_pa
             await go(page, "#/episodes?trained=2")
             await page.locator("table.episodes tbody tr a").first.click()
             await page.get_by_role("link", name="by token (b)").click()
+            told = await (await page.request.get(url + "metrics")).text()
+            for part in (
+                "up 1.0",
+                "endpoint_sessions",
+                "engine_tokens_total",
+                "engine_decode_steps_total",
+                "gate_groups_live",
+            ):
+                assert f"\nagentrl_{part}" in told
+            for part in ("pool_groups", "sandbox_lost_total", "trainer_step", "step_loss", 'env_reward{env="Bright"}'):
+                assert f"\nagentrl_{part}" in told
             await page.get_by_label("probability ratio").check()
             await expect(page.locator(".token.sampled[style*=background]").first).to_be_visible()
     finally:
