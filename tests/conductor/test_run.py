@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.monitor.episodes import Episodes
 from agentrl.train.checkpoint import newest
 from tests.conductor.kit import children_of, finished, kill_child, lines, make_place, start, wait_for, wait_for_none
 
@@ -36,6 +37,17 @@ def test_a_run_trains_publishes_evaluates_and_leaves_its_folder(place: Path) -> 
     assert [e["step"] for e in evaluations] == [0, 2, 3]
     assert evaluations[-1]["eval/versions"] == ["1.3"]
     assert all(e["eval/scored"] == 3 for e in evaluations)
+
+    episodes = Episodes(run / "episodes.sqlite")
+    trained = episodes.page({"trained": "2"})
+    assert trained["total"] == 4
+    seen = episodes.tokens(trained["rows"][0][0], 0, 0, 1000)
+    sampled = [kind == "sampled" for kind in seen.kinds]
+    assert [advantage is not None for advantage in seen.advantages] == sampled
+    assert all(0.5 < ratio < 2 for ratio in seen.ratios if ratio is not None)
+    assert episodes.page({"kind": "eval"})["total"] == 9
+    assert {"reward", "reward_error"} <= steps[0]["envs"]["Bright"].keys()
+    episodes.close()
 
     assert (run / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert "steps = 3" in (run / "config.toml").read_text()
