@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from agentrl.engine.embedded.app import App, serve
+from agentrl.engine.embedded.linear import computed_in
 from agentrl.engine.embedded.model import KVCache, Model, load_weights, read_shape, rope_tables
 from agentrl.engine.embedded.scheduler import Scheduler
 from agentrl.engine.embedded.sequence import Decode
@@ -26,10 +27,11 @@ def build(
     """The engine over the model in `folder`."""
     shape = read_shape(folder, context_length)
     weights = load_weights(folder, shape, dtype)
-    cache = KVCache(shape, 2 * max_running, dtype)
+    compute = computed_in(dtype)
+    cache = KVCache(shape, 2 * max_running, compute)
     cos, sin = rope_tables(folder, shape, shape.context)
     decode = _decoder(folder)
-    model = Model(shape, cache, cos, sin, dtype)
+    model = Model(shape, cache, cos, sin, compute)
     scheduler = Scheduler(model, weights, str(version), cache, max_running=max_running, decode=decode)
     return App(scheduler, shape, folder, dtype, decode is not None)
 

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor
 
+from agentrl.engine.embedded.linear import Linear, computed_in
 from agentrl.engine.weights import Shapes, check_shapes, model_config, model_limits, weight_files, weight_shapes
 from agentrl.errors import ConfigError
 
@@ -123,16 +124,12 @@ class Layer(NamedTuple):
     """One block; query, key and value projections are one matrix, gate and up another."""
 
     norm1: Tensor
-    qkv: Tensor  # [(H+2G)·E, D]
-    qkv_bias: Tensor | None
+    qkv: Linear  # [(H+2G)·E, D]
     qk_norm: Tensor | None  # [H+G, E]
-    o: Tensor
-    o_bias: Tensor | None
+    o: Linear
     norm2: Tensor
-    gate_up: Tensor  # [2I, D]
-    gate_up_bias: Tensor | None
-    down: Tensor
-    down_bias: Tensor | None
+    gate_up: Linear  # [2I, D]
+    down: Linear
 
 
 class Weights(NamedTuple):
@@ -141,7 +138,7 @@ class Weights(NamedTuple):
     embed: Tensor  # [V, D]
     layers: tuple[Layer, ...]
     norm: Tensor
-    head: Tensor  # [V, D]; the embedding itself where tied
+    head: Linear  # [V, D]; the embedding itself where tied
 
 
 def expected_shapes(shape: ModelShape) -> Shapes:
@@ -170,29 +167,34 @@ def expected_shapes(shape: ModelShape) -> Shapes:
 
 
 def load_weights(folder: Path, shape: ModelShape, dtype: torch.dtype) -> Weights:
-    """Read a folder into new tensors; ConfigError, before anything is loaded, where it does not fit the model."""
+    """Read a folder into new tensors of values that `dtype` can hold, in the precision that is computed in.
+
+    ConfigError, before anything is loaded, where it does not fit the model.
+    """
+    compute = computed_in(dtype)
     check_shapes(weight_shapes(folder), expected_shapes(shape), tied=shape.tied)
     named: dict[str, Tensor] = {}
     for path in weight_files(folder):
         with safe_open(str(path), "pt") as file:
             # Cloned: a view of the mapped file would change, or end the process, when the file does.
-            named |= {name: file.get_tensor(name).to(dtype, copy=True) for name in file.keys()}  # noqa: SIM118
+            for name in file.keys():  # noqa: SIM118
+                named[name] = file.get_tensor(name).to(dtype).to(compute, copy=True)
     embed = named["model.embed_tokens.weight"]
     layers = tuple(_layer(named, f"model.layers.{i}.", shape) for i in range(shape.layers))
-    return Weights(embed, layers, named["model.norm.weight"], embed if shape.tied else named["lm_head.weight"])
+    head = Linear(embed if shape.tied else named.pop("lm_head.weight"))
+    return Weights(embed, layers, named["model.norm.weight"], head)
 
 
 def _layer(named: dict[str, Tensor], at: str, shape: ModelShape) -> Layer:
     attention = at + "self_attn."
 
-    def joined(prefix: str, names: str, kind: str) -> Tensor | None:
-        found = [named.get(f"{prefix}{name}_proj.{kind}") for name in names.split()]
-        present = [t for t in found if t is not None]
-        return torch.cat(present) if present else None
+    def joined(prefix: str, names: str) -> Linear:
+        # Taken out: what is packed or joined is not kept a second time.
+        weights = [named.pop(f"{prefix}{name}_proj.weight") for name in names.split()]
+        biases = [named[key] for key in (f"{prefix}{name}_proj.bias" for name in names.split()) if key in named]
+        weight = torch.cat(weights) if len(weights) > 1 else weights[0]
+        return Linear(weight, torch.cat(biases) if biases else None)
 
-    qkv, gate_up = joined(attention, "q k v", "weight"), joined(at + "mlp.", "gate up", "weight")
-    assert qkv is not None, "check_shapes has seen it"
-    assert gate_up is not None, "check_shapes has seen it"
     qk_norm = None
     if shape.qk_norm:
         norms = [named[attention + "q_norm.weight"]] * shape.heads + [
@@ -201,16 +203,12 @@ def _layer(named: dict[str, Tensor], at: str, shape: ModelShape) -> Layer:
         qk_norm = torch.stack(norms)
     return Layer(
         norm1=named[at + "input_layernorm.weight"],
-        qkv=qkv,
-        qkv_bias=joined(attention, "q k v", "bias"),
+        qkv=joined(attention, "q k v"),
         qk_norm=qk_norm,
-        o=named[attention + "o_proj.weight"],
-        o_bias=named.get(attention + "o_proj.bias"),
+        o=joined(attention, "o"),
         norm2=named[at + "post_attention_layernorm.weight"],
-        gate_up=gate_up,
-        gate_up_bias=joined(at + "mlp.", "gate up", "bias"),
-        down=named[at + "mlp.down_proj.weight"],
-        down_bias=named.get(at + "mlp.down_proj.bias"),
+        gate_up=joined(at + "mlp.", "gate up"),
+        down=joined(at + "mlp.", "down"),
     )
 
 
@@ -219,10 +217,14 @@ def checksums(weights: Weights) -> dict[str, str]:
     named = {
         "model.embed_tokens.weight": weights.embed,
         "model.norm.weight": weights.norm,
-        "lm_head.weight": weights.head,
+        "lm_head.weight": weights.head.weight,
     }
     for i, layer in enumerate(weights.layers):
-        named |= {f"model.layers.{i}.{k}": t for k, t in layer._asdict().items() if t is not None}
+        for key, value in layer._asdict().items():
+            at = f"model.layers.{i}.{key}"
+            named |= {at: value} if isinstance(value, Tensor) else {}
+            named |= {at: value.weight} if isinstance(value, Linear) else {}
+            named |= {f"{at}.bias": value.bias} if isinstance(value, Linear) and value.bias is not None else {}
     return {name: _checksum(tensor) for name, tensor in named.items()}
 
 
@@ -361,7 +363,7 @@ class Model:
         n_qk, total = shape.heads + shape.kv_heads, shape.heads + 2 * shape.kv_heads
         x = weights.embed[tokens]  # [T, D]
         for i, layer in enumerate(weights.layers):
-            qkv = F.linear(F.rms_norm(x, (width,), layer.norm1, shape.eps), layer.qkv, layer.qkv_bias)
+            qkv = layer.qkv(F.rms_norm(x, (width,), layer.norm1, shape.eps))
             qkv = qkv.view(-1, total, shape.head)
             qk, v = qkv[:, :n_qk], qkv[:, n_qk:]
             if layer.qk_norm is not None:
@@ -369,12 +371,10 @@ class Model:
             first, second = qk.chunk(2, -1)
             qk = qk * cos + torch.cat((-second, first), -1) * sin
             attended = attend(i, qk[:, : shape.heads], qk[:, shape.heads :], v)
-            x = x + F.linear(attended, layer.o, layer.o_bias)
-            gate, up = F.linear(
-                F.rms_norm(x, (width,), layer.norm2, shape.eps), layer.gate_up, layer.gate_up_bias
-            ).chunk(2, -1)
-            x = x + F.linear(F.silu(gate) * up, layer.down, layer.down_bias)
+            x = x + layer.o(attended)
+            gate, up = layer.gate_up(F.rms_norm(x, (width,), layer.norm2, shape.eps)).chunk(2, -1)
+            x = x + layer.down(F.silu(gate) * up)
         return F.rms_norm(x, (width,), weights.norm, shape.eps)
 
     def _logits(self, weights: Weights, hidden: Tensor) -> Tensor:
-        return F.linear(hidden, weights.head).float()
+        return weights.head(hidden).float()
