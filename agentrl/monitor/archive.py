@@ -173,6 +173,18 @@ class Archive:
                 return
 
 
+def recent_bodies(path: Path, most: int) -> list[bytes]:
+    """The newest groups that training played, as `wire.encode_group` made them; none where nothing was kept."""
+    if not path.is_file():
+        return []
+    db = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5.0)
+    try:
+        query = "SELECT body FROM bodies JOIN groups USING (id) WHERE kind = 'train' AND fate IN ('pooled', 'filtered')"
+        return [row[0] for row in db.execute(f"{query} ORDER BY id DESC LIMIT ?", (most,))]
+    finally:
+        db.close()
+
+
 def insert_episodes(db: sqlite3.Connection, rows: Iterable[tuple[object, ...]]) -> None:
     """Rows of the index, in the order of `EPISODE_COLUMNS`."""
     names = ", ".join(column.split()[0] for column in EPISODE_COLUMNS)

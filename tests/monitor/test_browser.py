@@ -72,6 +72,8 @@ async def test_episodes_by_filter_by_turn_by_token_and_side_by_side(run: Path) -
     async with served(run) as url, opened(url) as page:
         await go(page, "#/episodes")
         rows = page.locator("table.episodes tbody tr")
+        for word in ("false", "undefined", "null", "[object"):
+            await expect(page.locator("body")).not_to_contain_text(word)
         await expect(rows).to_have_count(100)
         await page.get_by_role("button", name="show more").click()
         await expect(page.get_by_role("status").filter(has_text="of 114 episodes")).to_be_visible()

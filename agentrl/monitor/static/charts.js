@@ -131,7 +131,7 @@ export class Chart {
   }
 
   tell() {
-    const line = this.lines?.[0];
+    const line = this.lines?.[this.stacked ? this.lines.length - 1 : 0];
     if (!line) return;
     const ys = line.shown || line.ys;
     const known = ys.map((y, i) => [y, line.xs[i]]).filter(([y]) => y !== null && y !== undefined);

@@ -9,8 +9,12 @@ export function h(tag, attributes = {}, ...children) {
     else if (name === "data") Object.assign(node.dataset, value);
     else node.setAttribute(name, value === true ? "" : String(value));
   }
-  node.append(...children.flat(Infinity).filter((c) => c !== null && c !== undefined && c !== false).map(asNode));
+  node.append(...nodes(children));
   return node;
+}
+
+function nodes(children) {
+  return children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false).map(asNode);
 }
 
 function asNode(child) {
@@ -18,7 +22,7 @@ function asNode(child) {
 }
 
 export function fill(node, ...children) {
-  node.replaceChildren(...children.flat(Infinity).filter((c) => c !== null && c !== undefined).map(asNode));
+  node.replaceChildren(...nodes(children));
   return node;
 }
 
