@@ -41,10 +41,17 @@ class _Held(NamedTuple):
 class Shelf:
     """The folders that this process serves."""
 
-    def __init__(self, find: Callable[[str], Path | None] = lambda name: None) -> None:
-        """`find` tells where a folder is that was not put here but made by another process."""
+    def __init__(
+        self, find: Callable[[str], Path | None] = lambda name: None, bytes_per_second: float | None = None
+    ) -> None:
+        """`find` tells where a folder is that was not put here but made by another process.
+
+        `bytes_per_second` is what all downloads from here may take of the link together, None for all that it gives.
+        """
         self._held: dict[str, _Held] = {}
         self._find = find
+        self._rate = bytes_per_second
+        self._free_at = 0.0
 
     def put(self, name: str, folder: Path, listing: Listing | None = None) -> None:
         """Serve `folder` as `name`; it is read once for the checksums where they are not given."""
@@ -101,7 +108,21 @@ class Shelf:
         # Only what is listed: no path of the request ever reaches the file system by itself.
         if path not in await asyncio.shield(held.listing):
             return answer(404, {"error": f"folder {request.match_info['name']!r} has no file {path!r}"})
-        return web.FileResponse(held.folder / path, chunk_size=BLOCK)
+        if self._rate is None:
+            return web.FileResponse(held.folder / path, chunk_size=BLOCK)
+        return await self._slowly(request, held.folder / path, self._rate)
+
+    async def _slowly(self, request: web.Request, path: Path, rate: float) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        with path.open("rb") as file:
+            while block := file.read(1 << 14):
+                now = asyncio.get_running_loop().time()
+                self._free_at = max(now, self._free_at) + len(block) / rate
+                await asyncio.sleep(self._free_at - now)
+                await response.write(block)
+        await response.write_eof()
+        return response
 
 
 def list_folder(folder: Path) -> Listing:

@@ -141,7 +141,7 @@ def make_launcher(config: RunConfig, desk: Desk, weights: Path) -> Launcher:
     return RemoteLauncher(config, desk, weights, read_token(config.cluster.token_file))
 
 
-class _Players:
+class Players:
     """The rollout workers of a hub."""
 
     def __init__(self, config: RunConfig, desk: Desk, hub: Hub) -> None:
@@ -200,7 +200,7 @@ class LocalLauncher:
         )
         self._feed: FeedServer | None = None
         self._hub: Hub | None = None
-        self._players: _Players | None = None
+        self._players: Players | None = None
         self._workers: list[Child] = []
 
     async def open(self, feed: FeedServer) -> str:
@@ -209,7 +209,7 @@ class LocalLauncher:
         if self._config.cluster.rollout_workers:
             options = ClusterOptions.model_construct(kind="external", host="127.0.0.1", port=0)
             self._hub = Hub(options, secrets.token_urlsafe(24), run=self._config.name, note=self._desk.log.info)
-            self._players = _Players(self._config, self._desk, self._hub)
+            self._players = Players(self._config, self._desk, self._hub)
             await self._hub.start({"/rollout": self._players.rollouts.application()})
             self._players.share_template()
             for index in range(self._config.cluster.rollout_workers):
@@ -278,7 +278,7 @@ class RemoteLauncher:
             silent_seconds=config.monitor.silent_seconds,
             bring=self._bring,
         )
-        self._players = _Players(config, desk, self._hub) if config.cluster.rollout_workers else None
+        self._players = Players(config, desk, self._hub) if config.cluster.rollout_workers else None
         self._group: RemoteGroup | None = None
         self._offered: list[Version] = []
 

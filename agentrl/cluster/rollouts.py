@@ -220,6 +220,11 @@ class Rollouts:
         if len(self._deaths) > DEATHS:
             raise RunError(f"{name} ended {len(self._deaths)} times within {CALM_SECONDS:.0f} s, at last:\n{text}")
 
+    @property
+    def workers(self) -> int:
+        """Rollout processes that have asked for work."""
+        return len(self._desks)
+
     def waits(self) -> Sequence[Wait]:
         """For the watchdog."""
         spread = Counter({place.lease.rpartition("-")[0]: len(desk.jobs) for place, desk in self._desks.items()})

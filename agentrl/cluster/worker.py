@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 import os
 import shutil
 import signal
@@ -108,6 +109,9 @@ def run_worker(options: WorkerOptions) -> int:
     scratch = options.scratch or Path(tempfile.mkdtemp(prefix="agentrl-worker-"))
     scratch.mkdir(parents=True, exist_ok=True)
 
+    logging.basicConfig(format="agentrl worker: %(message)s", stream=sys.stderr)
+    logging.getLogger(__name__).setLevel(logging.INFO)
+
     async def work() -> int:
         worker = Worker(options, scratch)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -124,13 +128,22 @@ def run_worker(options: WorkerOptions) -> int:
 class Worker:
     """See the module."""
 
-    def __init__(self, options: WorkerOptions, scratch: Path, make_engine: type[EngineRun] = EngineRun) -> None:
-        """`make_engine` runs an engine's task: with another class than `EngineRun`, another kind of engine."""
+    def __init__(
+        self,
+        options: WorkerOptions,
+        scratch: Path,
+        make_engine: type[EngineRun] = EngineRun,
+        bytes_per_second: float | None = None,
+    ) -> None:
+        """`make_engine` runs an engine's task: with another class than `EngineRun`, another kind of engine.
+
+        `bytes_per_second` is what others may download from here.
+        """
         self._options, self._make_engine = options, make_engine
         self._conductor = options.conductor.rstrip("/")
         self._host = options.host or _facing(self._conductor)
         self._scratch = scratch
-        self._shelf = Shelf(self._find)
+        self._shelf = Shelf(self._find, bytes_per_second)
         self._over = asyncio.Event()
         self._changed = asyncio.Event()
         self._run: Run | None = None
@@ -368,4 +381,4 @@ def _facing(conductor: str) -> str:
 
 
 def _say(text: str) -> None:
-    print(f"agentrl worker: {text}", file=sys.stderr, flush=True)
+    logging.getLogger(__name__).info(text)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.cluster.launcher import make_launcher
+from agentrl.cluster.rollouts import check_rows
 from agentrl.conductor.check import RunPlan
 from agentrl.conductor.config import RunConfig
 from agentrl.conductor.desk import Desk
@@ -56,6 +57,8 @@ STATE_EVERY = 2.0
 async def reinforce(config: RunConfig, plan: RunPlan, desk: Desk, *, resume: bool) -> None:
     """Train until the steps are done; raises RunError with the cause where that cannot be."""
     desk.folder.need_space(16 * plan.model_bytes, "the checkpoints with optimizer state")
+    if config.cluster.rollout_workers:
+        check_rows([*plan.train_rows, *plan.eval_rows])
     run = _Run(config, plan, desk)
     try:
         await run.main()

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.cluster.hosts import Host, make_hosts, why_not
-from tests.conductor.kit import finished, lines, make_place, start
+from tests.conductor.kit import lines, make_place
 
 PORT = 7700
 PATIENCE = 150.0
@@ -139,13 +139,6 @@ def test_a_host_that_is_cut_off_frozen_or_lost_costs_nothing_but_time(cluster: C
     goes_on()
     conductor.send_signal(signal.SIGINT)
     conductor.wait(60)
-    # The same run ends on one machine: only [cluster] differs.
-    config = cluster.place / "run.toml"
-    config.write_text(config.read_text().partition("\n[cluster]")[0])
-    last = lines(cluster.run, "step")[-1]["step"]
-    settings = ("eval.every=1000", "rollout.staleness=2", f"train.steps={last + 3}")
-    code, output = finished(start(cluster.place, "train", "run.toml", "--resume", *settings), PATIENCE)
-    assert code == 0, output
     found = ledger(cluster.run)
     assert found["incarnations"] >= 3
     assert found["steps"] > 6
