@@ -32,6 +32,15 @@ HOSTILE = (
     "</pre></td><style>*{display:none}</style><meta http-equiv=refresh content='0;url=http://evil.example'>",
 )
 
+NAMELESS = """() => [
+        ...document.querySelectorAll("a[href], button, input, select, summary, [tabindex='0'], [role=img]")
+    ]
+    .filter(node => node.offsetParent !== null)
+    .filter(node => ![node.ariaLabel, node.textContent, ...[...(node.labels || [])].map(label => label.textContent)]
+        .some(text => text && text.trim()))
+    .map(node => node.outerHTML.slice(0, 200))"""
+"""Whatever takes the focus and has nothing that says what it is."""
+
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
@@ -180,6 +189,10 @@ async def test_dark_and_light_and_keys_alone(run: Path) -> None:
             "aria-label", re.compile("publishes 12, evaluations 2, checkpoints 1, faults 2")
         )
         await expect(page.locator("table tbody tr").first).to_be_visible()
+        for view in ("#/curves", "#/timeline", "#/episodes", "#/episode?id=1&view=tokens", "#/group?id=1"):
+            await go(page, view)
+            await page.wait_for_load_state("networkidle")
+            assert await page.evaluate(NAMELESS) == [], view
 
 
 async def test_several_runs_lie_over_each_other(run: Path, tmp_path: Path) -> None:

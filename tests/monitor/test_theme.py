@@ -29,6 +29,19 @@ def test_there_are_two_themes_and_the_dark_one_stands_twice() -> None:
     assert set(THEMES[0]) == set(THEMES[1])
 
 
+def mixed(color: str, paper: str, share: float) -> str:
+    parts = [(int(color[i : i + 2], 16), int(paper[i : i + 2], 16)) for i in (1, 3, 5)]
+    return "#" + "".join(f"{round(share * a + (1 - share) * b):02x}" for a, b in parts)
+
+
+@pytest.mark.parametrize("index", [0, 1], ids=["light", "dark"])
+def test_tokens_can_be_read_on_their_colours(index: int) -> None:
+    theme = THEMES[index]
+    (strongest,) = re.findall(r"--strongest: ([\d.]+)", BLOCKS[index][2])
+    for color, share in (("c0", float(strongest)), ("c1", float(strongest)), *((f"c{i}", 0.35) for i in range(8))):
+        assert contrast(theme["ink"], mixed(theme[color], theme["panel"], share)) >= 4.5, (color, share)
+
+
 @pytest.mark.parametrize("theme", THEMES[:2], ids=["light", "dark"])
 def test_text_and_lines_stand_out(theme: dict[str, str]) -> None:
     for paper in ("paper", "panel"):

@@ -11,7 +11,7 @@ export class Chart {
     this.legend = h("ul", { class: "legend" });
     this.summary = h("p", { class: "summary" });
     this.values = h("div", { class: "values", hidden: true });
-    this.button = h("button", { type: "button", "aria-expanded": "false", onclick: () => this.toggle() }, "table");
+    this.button = h("button", { type: "button", "aria-expanded": "false", "aria-label": `${title} as a table`, onclick: () => this.toggle() }, "table");
     this.node = h(
       "figure",
       { class: "chart", tabindex: "0", role: "group", "aria-label": title, onkeydown: (e) => this.key(e) },

@@ -100,9 +100,10 @@ export class TokenView {
     if (this.mode === "mask") return token.kind === "sampled" || token.kind === "demonstration" ? alpha(css("--c0"), 0.3) : token.kind === "untrained" ? alpha(css("--c4"), 0.3) : null;
     if (value === null || value === undefined) return null;
     if (this.mode === "version") return alpha(color(labels.indexOf(value)), 0.35);
-    if (this.mode === "logprob") return alpha(css("--c1"), 0.05 + 0.75 * Math.min(1, -value / 5));
+    const strongest = Number(css("--strongest")); // beyond it the text on it is hard to read
+    if (this.mode === "logprob") return alpha(css("--c1"), strongest * (0.05 + 0.95 * Math.min(1, -value / 5)));
     const signed = this.mode === "ratio" ? Math.log(Math.max(value, 1e-9)) : value / this.largest;
-    return alpha(css(signed >= 0 ? "--c0" : "--c1"), 0.75 * Math.min(1, Math.abs(signed)));
+    return alpha(css(signed >= 0 ? "--c0" : "--c1"), strongest * Math.min(1, Math.abs(signed)));
   }
 
   key(event) {
