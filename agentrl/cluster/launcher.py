@@ -24,7 +24,7 @@ from agentrl.cluster.group import RemoteGroup
 from agentrl.cluster.hub import Hub
 from agentrl.cluster.options import ClusterOptions
 from agentrl.cluster.protocol import Source
-from agentrl.cluster.rollouts import Rollouts
+from agentrl.cluster.rollouts import Rollouts, check_rows
 from agentrl.conductor.config import RunConfig
 from agentrl.conductor.desk import Desk
 from agentrl.conductor.engines import Fleet
@@ -37,7 +37,7 @@ from agentrl.engine.router import PublishReport, Router
 from agentrl.errors import AgentRLError, RunError
 from agentrl.rollout.player import Plays
 from agentrl.train.options import TrainerJob
-from agentrl.types import Episode, Version
+from agentrl.types import Episode, Row, Version
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".index.json")
 _TICK = 0.5
@@ -86,7 +86,7 @@ class Launcher(Protocol):
     """Brings a run's processes up, wherever that is.
 
     ```python
-    launcher = make_launcher(config, desk, weights)
+    launcher = make_launcher(config, desk, weights, rows)
     url = await launcher.open(feed)              # what trainer ranks are given
     router = await launcher.fleet.start(model, version)
     player = launcher.player(engine)             # None: episodes run in this process
@@ -130,8 +130,13 @@ class Launcher(Protocol):
         ...
 
 
-def make_launcher(config: RunConfig, desk: Desk, weights: Path) -> Launcher:
-    """The launcher of `cluster.kind`. `weights` is this host's folder for weights on their way."""
+def make_launcher(config: RunConfig, desk: Desk, weights: Path, rows: Sequence[Row]) -> Launcher:
+    """The launcher of `cluster.kind`. `weights` is this host's folder for weights on their way.
+
+    ConfigError where a row cannot go to a rollout worker.
+    """
+    if config.cluster.rollout_workers:
+        check_rows(rows)
     if config.cluster.kind == "local":
         return LocalLauncher(config, desk)
     if config.cluster.kind == "ray":

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import orjson
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict
 
@@ -322,8 +323,6 @@ def _error(name: str, text: str) -> AgentRLError:
 
 def check_rows(rows: Sequence[Row]) -> None:
     """DataError where a row cannot travel."""
-    import orjson
-
     for number, row in enumerate(rows):
         try:
             orjson.dumps(dict(row))

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.cluster.launcher import make_launcher
-from agentrl.cluster.rollouts import check_rows
 from agentrl.conductor.check import RunPlan
 from agentrl.conductor.config import RunConfig
 from agentrl.conductor.desk import Desk
@@ -57,8 +56,6 @@ STATE_EVERY = 2.0
 async def reinforce(config: RunConfig, plan: RunPlan, desk: Desk, *, resume: bool) -> None:
     """Train until the steps are done; raises RunError with the cause where that cannot be."""
     desk.folder.need_space(16 * plan.model_bytes, "the checkpoints with optimizer state")
-    if config.cluster.rollout_workers:
-        check_rows([*plan.train_rows, *plan.eval_rows])
     run = _Run(config, plan, desk)
     try:
         await run.main()
@@ -73,7 +70,7 @@ class _Run:
         self._url = ""
         self._step = 0
         self._weights = desk.folder.weights_folder(plan.model_bytes)
-        self._launcher = make_launcher(config, desk, self._weights)
+        self._launcher = make_launcher(config, desk, self._weights, plan.train_rows + plan.eval_rows)
         self._fleet = self._launcher.fleet
         self._keeper = Keeper(desk, plan.env, config.monitor.keep_mb)
         self._feed = FeedServer(self, self, on_trace=self._keeper.trace, on_commit=self._launcher.commit)
