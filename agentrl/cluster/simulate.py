@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agentrl.cluster.simulate_cost import Plan
-from agentrl.cluster.simulate_engine import Fleet
+from agentrl.cluster.simulate_engine import Fleet, Line
 from agentrl.cluster.simulate_world import Batch, VirtualAgent, VirtualEnv, VirtualSession
 from agentrl.conductor.feed import WeightsReady
 from agentrl.conductor.publish import Published, Publisher
@@ -131,6 +131,7 @@ class _Simulation:
         self._plan, self._options, self._seed, self._scale = plan, options, seed, scale
         self._version = Version(1, 0)
         self._sums = _Sums()
+        self._line = Line()
         self._finished: dict[int, Group] = {}
         """The groups in the pool: decoding them from it again would be a sixth of a simulation's time."""
 
@@ -139,7 +140,8 @@ class _Simulation:
             self._plan.engines, self._plan.engine, self._version, interrupt=self._plan.interrupt
         )
         pool = await Pool.open(scratch / "pool.sqlite")
-        work = self._plan.work
+        work, line = self._plan.work, self._line
+        call = self._scale * self._plan.conductor.request  # each call stands for as many
         self._runner = runner = Runner(
             self._options,
             pool=pool,
@@ -148,7 +150,7 @@ class _Simulation:
             env="simulated",
             make_env=lambda row: VirtualEnv(row, work),
             make_agent=VirtualAgent,
-            open_session=lambda spec: VirtualSession(fleet, work, spec),
+            open_session=lambda spec: VirtualSession(fleet, line, call, work, spec),
             on_group=self._on_group,
         )
         await runner.start(self._version)
@@ -174,11 +176,15 @@ class _Simulation:
         begin = loop.time()
         take = await self._take(step)
         self._sums.waited += loop.time() - begin
+        begin = loop.time()
+        for _ in take.ids:
+            await self._line.work(self._scale * self._plan.conductor.group)
+        fetched = loop.time() - begin
         batch = Batch([self._finished.pop(position) for position in take.ids], self._version.number)
         cost = self._plan.train
         busy = cost.step(batch.lengths) + (self._scale - 1) * (cost.step(batch.lengths) - cost.fixed) + cost.hand_over
         await asyncio.sleep(busy)
-        self._add(batch, busy)
+        self._add(batch, busy + fetched)
         self._version = Version(1, step)
         label = str(self._version)
         self._publisher.offer(WeightsReady(step=step, version=label, path=label, seconds=cost.hand_over))

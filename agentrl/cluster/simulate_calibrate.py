@@ -1,8 +1,9 @@
-"""Costs and episodes from what a run measured itself: `metrics.jsonl`, `pool.sqlite` and `config.toml` of its folder.
+"""Costs and episodes from what a run measured itself: `metrics.jsonl`, `episodes.sqlite` and `config.toml`.
 
 Engines: in each step's window, the seconds in which requests were in flight (publishes left out) are explained by
-decode steps, sampled tokens and requests. Trainer: a step's seconds without the wait for its batch, by packed tokens.
-Both by least squares with coefficients that are not negative. Episodes: as the pool's newest groups hold them.
+decode steps, sampled tokens and requests. Conductor: how long the trainer's fetches took, by the requests in flight.
+Trainer: what remains of a step without waits, by packed tokens.
+All by least squares with coefficients that are not negative. Episodes: as the newest that the run kept.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from agentrl.cluster.simulate_cost import EngineCost, Spread, TrainCost, Workload
+from agentrl.cluster.simulate_cost import ConductorCost, EngineCost, Spread, TrainCost, Workload
 from agentrl.conductor.config import RunConfig
 from agentrl.conductor.folder import RunFolder
 from agentrl.config import load
 from agentrl.errors import ConfigError
+from agentrl.monitor.archive import recent_bodies
 from agentrl.monitor.metrics import read_metrics
 from agentrl.rollout.schema import stored_bodies
 from agentrl.types import Context, Episode, Group, Sampled
@@ -52,6 +54,7 @@ class Calibration:
 
     engine: EngineCost
     train: TrainCost
+    conductor: ConductorCost
     ranks: int
     work: Workload
     measured: Measured
@@ -79,19 +82,22 @@ def calibrate(path: Path) -> Calibration:
     stall = fmean(line["publish/stall_ms"] for line in publishes[1:] or publishes) / 1e3
     engine, told = _engine(windows, config, stall)
     train = _trainer(lines[WARM_UP:])
-    groups = [decode_group(body) for body in stored_bodies(folder.pool, GROUPS)]
-    if not groups:
-        raise ConfigError(f"{folder.pool} holds no groups any more: calibrate before they are all forgotten")
+    conductor = _conductor(lines[WARM_UP:], config.rollout.groups_per_step)
+    bodies = recent_bodies(path / "episodes.sqlite", GROUPS) or stored_bodies(folder.pool, GROUPS)
+    if not bodies:
+        raise ConfigError(f"{path} holds no episodes any more: keep them with monitor.keep_mb")
+    groups = [decode_group(body) for body in bodies]
     work = workload(groups, _equal_share(lines))
     sources = (
         told,
         f"a training step: {train.fixed:.3f} s and {1e6 * train.token:.1f} µs a token, {train.hand_over:.3f} s to hand "
         "the weights over",
+        f"the conductor: {1e3 * conductor.request:.2f} ms a model call, {1e3 * conductor.group:.2f} ms a group sent",
         f"{len(groups)} groups: {work.response.moments()[0]:.1f} sampled tokens a turn, "
         f"{work.turns.moments()[0]:.2f} turns, {work.prompt.moments()[0]:.0f} tokens of prompt, "
         f"{1e3 * work.tool.moments()[0]:.0f} ms of tools a turn, {100 * work.equal_share:.0f} % of groups filtered",
     )
-    return Calibration(engine, train, config.train.ranks, work, _measured(lines), sources)
+    return Calibration(engine, train, conductor, config.train.ranks, work, _measured(lines), sources)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +148,17 @@ def _engine(windows: Sequence[_Window], config: RunConfig, stall: float) -> tupl
 def _trainer(lines: Sequence[Line]) -> TrainCost:
     hand_over = fmean(line["seconds/weights"] for line in lines)
     rows = [[1.0, line["tokens/packed"]] for line in lines]
-    seconds = [line["seconds/step"] - line["seconds/take"] - line["seconds/weights"] for line in lines]
+    waits = ("seconds/take", "seconds/fetch", "seconds/weights")
+    seconds = [line["seconds/step"] - sum(line[wait] for wait in waits) for line in lines]
     fixed, token = _least_squares(rows, seconds)
     return TrainCost(fixed, token, hand_over=hand_over)
+
+
+def _conductor(lines: Sequence[Line], groups: int) -> ConductorCost:
+    """A fetch stands in line behind, on average, half of the model calls that are under way."""
+    rows = [[1.0, line["engine/in_flight_mean"] / 2] for line in lines]
+    group, request = _least_squares(rows, [line["seconds/fetch"] / groups for line in lines])
+    return ConductorCost(request, group)
 
 
 def _least_squares(rows: Sequence[Sequence[float]], values: Sequence[float]) -> tuple[float, ...]:

@@ -222,6 +222,20 @@ class VirtualEngine:
         return runs[::-1]
 
 
+class Line:
+    """The conductor's event loop: one piece of work after the other."""
+
+    def __init__(self) -> None:
+        self._free = 0.0
+
+    async def work(self, seconds: float) -> None:
+        """Wait for one's turn, and for the work itself."""
+        loop = asyncio.get_running_loop()
+        self._free = max(self._free, loop.time()) + seconds
+        if seconds > 0:
+            await asyncio.sleep(self._free - loop.time())
+
+
 class Fleet:
     """All engines behind one router: sessions stay, new ones go where least is in flight, weights go to all."""
 

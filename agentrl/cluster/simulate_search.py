@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from agentrl.cluster.simulate import Report, simulate
 from agentrl.cluster.simulate_calibrate import Calibration
-from agentrl.cluster.simulate_cost import EngineCost, Plan, TrainCost, Workload
+from agentrl.cluster.simulate_cost import ConductorCost, EngineCost, Plan, TrainCost, Workload
 from agentrl.cluster.simulate_options import SimulateConfig
 from agentrl.cluster.simulate_presets import device, engine_cost, shape, train_cost
 from agentrl.errors import ConfigError
@@ -68,7 +68,14 @@ def search(
     ages = sorted(set(options.staleness or [age for age in (*_STALENESS, bound) if age <= bound]))
 
     def trial(engines: int, ranks: int, staleness: int) -> Trial:
-        plan = Plan(engines, _engine(config, work, found), _trainer(config, found, ranks), work, options.interrupt)
+        plan = Plan(
+            engines,
+            _engine(config, work, found),
+            _trainer(config, found, ranks),
+            work,
+            found.conductor if found is not None else ConductorCost(),
+            options.interrupt,
+        )
         rollout = _with_staleness(config.rollout, staleness)
         scale = options.scale or fitting_scale(engines, rollout)
         report = simulate(plan, rollout, steps=options.steps, seed=config.seed, scale=scale)

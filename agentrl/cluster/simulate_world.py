@@ -18,7 +18,7 @@ import numpy as np
 
 from agentrl.agent import Agent
 from agentrl.cluster.simulate_cost import Workload
-from agentrl.cluster.simulate_engine import Fleet, Runs, VirtualEngine
+from agentrl.cluster.simulate_engine import Fleet, Line, Runs, VirtualEngine
 from agentrl.env import Env
 from agentrl.errors import AgentRLError, ContractError, LimitReached
 from agentrl.rollout.session import SessionSpec
@@ -76,12 +76,13 @@ class VirtualAgent(Agent):
 
 
 class VirtualSession:
-    """One episode's place in an engine, and its record."""
+    """One episode's place in an engine, and its record. A call costs `seconds` of the conductor, which is `line`."""
 
     failure: AgentRLError | None = None
 
-    def __init__(self, fleet: Fleet, work: Workload, spec: SessionSpec) -> None:
+    def __init__(self, fleet: Fleet, line: Line, seconds: float, work: Workload, spec: SessionSpec) -> None:
         self._spec = spec
+        self._line, self._seconds = line, seconds
         self._work = work
         self._engine: VirtualEngine = fleet.assign()
         self._draw = random.Random(spec.seed)
@@ -114,6 +115,7 @@ class VirtualSession:
         left = self._spec.max_tokens - self._sampled
         if left <= 0:
             raise LimitReached(f"the episode's {self._spec.max_tokens} sampled tokens are used up")
+        await self._line.work(self._seconds)
         told = sum(int(message["content"]) for message in messages)
         fresh = self._fresh(messages[0] if messages else {}, told)
         share = self._work.row_share

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.cluster.simulate import simulate
-from agentrl.cluster.simulate_cost import EngineCost, Plan, Spread, TrainCost, Workload
+from agentrl.cluster.simulate_cost import ConductorCost, EngineCost, Plan, Spread, TrainCost, Workload
 from agentrl.cluster.simulate_engine import Fleet, VirtualEngine
 from agentrl.cluster.simulate_options import SimulateConfig
 from agentrl.cluster.simulate_presets import DEVICES, SHAPES, engine_cost, shape, train_cost
@@ -133,6 +133,7 @@ def plan(**changes: object) -> Plan:
         engine=EngineCost(step=0.01, sequence=0.0, slots=64, load=0.0, recompute=False),
         train=TrainCost(fixed=1.0, token=0.0),
         work=Workload(response=Spread(100.0), prompt=Spread(10.0)),
+        conductor=ConductorCost(0.0, 0.0),
     )
     return replace(made, **changes)  # type: ignore[arg-type]
 
@@ -161,6 +162,13 @@ def test_an_asynchronous_run_is_as_fast_as_its_slower_side() -> None:
     # Three batches live at once on engines whose pace does not depend on how much they hold.
     assert slow_engines.tokens_per_second == pytest.approx(3 * 16 * 100 / (100 * 0.01), rel=0.12)
     assert slow_engines.staleness_max <= 2
+
+
+def test_everything_stands_in_line_for_the_conductor() -> None:
+    report = simulate(plan(conductor=ConductorCost(request=0.1, group=0.5)), rollout(), steps=2)
+    assert report.step_seconds == pytest.approx(16 * 0.1 + 1.0 + 4 * 0.5 + 1.0)
+    part = simulate(plan(conductor=ConductorCost(request=0.1, group=0.5)), rollout(), steps=2, scale=2)
+    assert part.step_seconds == pytest.approx(report.step_seconds)
 
 
 def test_the_bound_holds_and_the_result_is_the_same_again() -> None:

@@ -22,6 +22,7 @@ from agentrl.testing.clock import run_virtual
 from agentrl.types import Context, Episode, Group, Sampled, Segment, Stop, Trajectory, Turn, Version
 
 STEP, SEQUENCE, REQUEST, STALL, FIXED, TOKEN = 0.004, 0.0002, 0.003, 0.25, 0.5, 1e-4
+GROUP, CALL = 0.02, 0.003
 
 
 def context(n: int) -> Segment:
@@ -85,6 +86,7 @@ def step_line(step: int, time: float, draw: random.Random) -> tuple[dict[str, An
     requests = tokens / draw.uniform(10, 40)
     busy = STEP * tokens / batch + SEQUENCE * tokens + REQUEST * requests
     seconds = busy + STALL + idle
+    fetch = 4 * (GROUP + CALL * batch * (seconds - idle) / seconds / 2)
     packed = draw.uniform(4000, 8000)
     line = {
         "step": step,
@@ -94,7 +96,8 @@ def step_line(step: int, time: float, draw: random.Random) -> tuple[dict[str, An
         "engine/in_flight_mean": batch * (seconds - idle) / seconds,
         "rollout/groups_pooled": 6.0,
         "rollout/groups_filtered": 2.0,
-        "seconds/step": FIXED + TOKEN * packed + 0.75,
+        "seconds/step": FIXED + TOKEN * packed + 0.75 + fetch,
+        "seconds/fetch": fetch,
         "seconds/take": 0.5,
         "seconds/weights": 0.25,
         "tokens/packed": packed,
@@ -135,6 +138,7 @@ def test_the_costs_of_a_run_come_back_and_predict_it(tmp_path: Path) -> None:
     assert (engine.step, engine.sequence, engine.request) == pytest.approx((STEP, SEQUENCE, REQUEST), rel=0.02)
     assert engine.load == pytest.approx(STALL)
     assert (train.fixed, train.token, train.hand_over) == pytest.approx((FIXED, TOKEN, 0.25), rel=0.02)
+    assert (found.conductor.group, found.conductor.request) == pytest.approx((GROUP, CALL), rel=0.02)
     assert found.trainer(4).token == pytest.approx(TOKEN / 4, rel=0.02)
     assert found.work.equal_share == 0.25
     assert found.measured.staleness_mean == pytest.approx(1.5)
