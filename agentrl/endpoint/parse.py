@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import enum
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from agentrl.endpoint.lenient import Bad, decode, skip
+
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_NAMED = "<function="
 _THINK, _THOUGHT = "<think>", "</think>"
-_MAX_DEPTH = 64
 
 
 class Format(enum.StrEnum):
@@ -112,10 +113,6 @@ def first_call(parsed: Parsed) -> Parsed:
     return replace(parsed, calls=parsed.calls[:1], errors=(*parsed.errors, *surplus)) if surplus else parsed
 
 
-class _Bad(Exception):
-    pass
-
-
 @dataclass(slots=True)
 class _Scan:
     text: str
@@ -150,7 +147,7 @@ class _Scan:
 
     def tagged(self, growing: bool = False) -> int:
         while self.at < len(self.text):
-            call = self.text.find(_OPEN, self.at) if self.form is not Format.NONE else -1
+            call, bare = self._next_call()
             think = self.text.find(_THINK, self.at)
             if think >= 0 and (call < 0 or think < call) and self._is_thought(think):
                 self.say(self.text[self.at : think])
@@ -159,8 +156,8 @@ class _Scan:
             if call < 0:
                 break
             self.say(self.text[self.at : call])
-            self._call_at(call)
-            if growing and self.errors:
+            good = self._bare_call(call) if bare else self._call_at(call)
+            if growing and not good:
                 return call
         self.say(self.text[self.at :])
         self.at = len(self.text)
@@ -172,11 +169,33 @@ class _Scan:
         leading = not self.reasoning and not self.calls and not "".join((*self.before, self.text[self.at : at])).strip()
         return leading or self.text.find(_THOUGHT, at) >= 0
 
-    def _call_at(self, start: int) -> None:
+    def _next_call(self) -> tuple[int, bool]:
+        """Where the next call begins, and whether without its tag: Qwen3-Coder often leaves that out."""
+        tagged = self.text.find(_OPEN, self.at) if self.form is not Format.NONE else -1
+        bare = self.text.find(_NAMED, self.at) if self.form is Format.QWEN3_CODER else -1
+        return (bare, True) if bare >= 0 and (tagged < 0 or bare < tagged) else (tagged, False)
+
+    def _bare_call(self, start: int) -> bool:
+        try:
+            call, self.at = self._coder_call(start)
+        except Bad as bad:
+            # At the beginning of a line it was meant as a call; elsewhere it is talk about one.
+            if not self.text[:start].rpartition("\n")[2].strip():
+                self.errors.append(CallError(self.text[start:], str(bad)))
+            self.at = start + len(_NAMED)
+            self.say(_NAMED)
+            return False
+        self.calls.append(call)
+        close = skip(self.text, self.at)
+        if self.text.startswith(_CLOSE, close):
+            self.at = close + len(_CLOSE)
+        return True
+
+    def _call_at(self, start: int) -> bool:
         inside = start + len(_OPEN)
         try:
             found, end = (self._coder if self.form is Format.QWEN3_CODER else self._hermes)(inside)
-        except _Bad as bad:
+        except Bad as bad:
             close = self.text.find(_CLOSE, inside)
             again = self.text.find(_OPEN, inside)
             end = len(self.text) if close < 0 else close + len(_CLOSE)
@@ -185,25 +204,27 @@ class _Scan:
             raw = self.text[start:end]
             self.errors.append(CallError(raw, str(bad)))
             self.say(raw)
-        else:
-            self.calls += found
+            self.at = end
+            return False
+        self.calls += found
         self.at = end
+        return True
 
     def _hermes(self, at: int) -> tuple[list[Call], int]:
         found: list[Call] = []
         while True:
-            at = _skip(self.text, at)
+            at = skip(self.text, at)
             if found and self.text.startswith(_CLOSE, at):
                 return found, at + len(_CLOSE)
             if found and (self.text.startswith(_OPEN, at) or (at == len(self.text) and not self.truncated)):
                 return found, at
-            value, at = _decode(self.text, at)
+            value, at = decode(self.text, at)
             found += [_call(item) for item in (value if isinstance(value, list) else [value])]
 
     def _coder(self, at: int) -> tuple[list[Call], int]:
         found: list[Call] = []
         while True:
-            at = _skip(self.text, at)
+            at = skip(self.text, at)
             if found and self.text.startswith(_CLOSE, at):
                 return found, at + len(_CLOSE)
             if found and (self.text.startswith(_OPEN, at) or (at == len(self.text) and not self.truncated)):
@@ -214,27 +235,27 @@ class _Scan:
     def _coder_call(self, at: int) -> tuple[Call, int]:
         head = _FUNCTION.match(self.text, at)
         if head is None:
-            raise _Bad("expected <function=NAME>")
+            raise Bad("expected <function=NAME>")
         name, at = head.group(1).strip(), head.end()
         types = _parameter_types(self.tools, name)
         arguments: dict[str, Any] = {}
         while True:
-            at = _skip(self.text, at)
+            at = skip(self.text, at)
             if self.text.startswith("</function>", at):
                 return Call(name, arguments), at + len("</function>")
             key = _PARAMETER.match(self.text, at)
             if key is None:
-                raise _Bad(f"expected <parameter=KEY> or </function> in the call of {name}")
+                raise Bad(f"expected <parameter=KEY> or </function> in the call of {name}")
             end = _PARAMETER_END.search(self.text, key.end())
             if end is None:
-                raise _Bad(f"parameter {key.group(1)} of {name} is not closed")
+                raise Bad(f"parameter {key.group(1)} of {name} is not closed")
             raw = self.text[key.end() : end.start()].removeprefix("\n").removesuffix("\n")
             arguments[key.group(1).strip()] = _typed(raw, types.get(key.group(1).strip()))
             at = end.end()
 
     def whole(self) -> None:
         if not self.reasoning:
-            lead = _skip(self.text, self.at)
+            lead = skip(self.text, self.at)
             if self.text.startswith(_THINK, lead):
                 self.think(lead + len(_THINK))
         rest, start = self.text[self.at :], self.at
@@ -250,104 +271,69 @@ class _Scan:
                 self.errors.append(CallError(rest, "expected a JSON object after <|python_tag|>"))
             self.say(self.text[start:])
             return
-        left, reason = self._objects(body)
+        left, reason = self._objects(body, tagged)
         if reason and (tagged or self.calls or '"name"' in body):
             # After calls that could be read, only what is left is wrong.
             self.errors.append(CallError(left if self.calls else rest, reason))
-        if reason:
+        if left:
             self.say(left if self.calls else rest)
 
-    def _objects(self, body: str) -> tuple[str, str]:
-        """Read calls joined by `;`; what could not be read, and why."""
+    def _objects(self, body: str, tagged: bool) -> tuple[str, str]:
+        """Read calls joined by `;`; what is left, and why it could not be read. An answer that is no call is left
+        whole, without a reason."""
         at = start = 0
         while at < len(body):
             start = at
             try:
-                value, at = _decode(body, at)
-                found = [_call(item) for item in (value if isinstance(value, list) else [value])]
-                at = _skip(body, at)
+                value, at = decode(body, at)
+                items = value if isinstance(value, list) else [value]
+                if not (tagged or self.calls) and all(self._is_data(item) for item in items):
+                    return body, ""
+                found = [_call(item) for item in items]
+                at = skip(body, at)
                 if not body.startswith(";", at) and at < len(body):
-                    raise _Bad(f"text follows the call: {body[at : at + 40]!r}")
-            except _Bad as bad:
+                    raise Bad(f"text follows the call: {body[at : at + 40]!r}")
+            except Bad as bad:
                 return body[start:], str(bad)
             self.calls += found
-            at = _skip(body, at + 1)
+            at = skip(body, at + 1)
         return "", ""
+
+    def _is_data(self, item: Any) -> bool:
+        """Whether an object without arguments names no known tool: an answer in JSON may well have a "name"."""
+        if not isinstance(item, dict) or "arguments" in item or "parameters" in item or "function" in item:
+            return False
+        return bool(self.tools) and item.get("name") not in _tool_names(self.tools)
 
 
 _FUNCTION = re.compile(r"<function=([^>\n]+)>")
 _PARAMETER = re.compile(r"<parameter=([^>\n]+)>")
 _PARAMETER_END = re.compile(r"</parameter>(?=\s*(?:<parameter=|</function>))")
 _FENCE = re.compile(r"```(?:json)?\s*\n(.*)\n?```", re.DOTALL)
-_BLANK = re.compile(r"\s*")
-
-
-def _skip(text: str, at: int) -> int:
-    blank = _BLANK.match(text, at)
-    return blank.end() if blank is not None else at
 
 
 def _call(value: Any) -> Call:
     if not isinstance(value, dict):
-        raise _Bad(f"expected an object with name and arguments, got {type(value).__name__}")
+        raise Bad(f"expected an object with name and arguments, got {type(value).__name__}")
     if isinstance(value.get("function"), dict):
         value = value["function"]
     name = value.get("name")
     if not isinstance(name, str) or not name:
-        raise _Bad("the call has no name")
+        raise Bad("the call has no name")
     arguments = value.get("arguments", value.get("parameters"))
     if isinstance(arguments, str):
-        arguments, end = _decode(arguments, 0) if arguments.strip() else ({}, 0)
+        arguments, end = decode(arguments, 0) if arguments.strip() else ({}, 0)
         if value.get("arguments", value.get("parameters"))[end:].strip():
-            raise _Bad(f"text follows the arguments of {name}")
+            raise Bad(f"text follows the arguments of {name}")
     if arguments is None:
         arguments = {}
     if not isinstance(arguments, dict):
-        raise _Bad(f"the arguments of {name} are {type(arguments).__name__}, expected an object")
+        raise Bad(f"the arguments of {name} are {type(arguments).__name__}, expected an object")
     return Call(name, arguments)
 
 
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"number {text[:20]} is too large")
-    return value
-
-
-def _constant(text: str) -> Any:
-    raise ValueError(f"{text} is not JSON")
-
-
-_DECODER = json.JSONDecoder(strict=False, parse_float=_finite, parse_constant=_constant)
-
-
-def _decode(text: str, at: int) -> tuple[Any, int]:
-    at = _skip(text, at)
-    try:
-        value, end = _DECODER.raw_decode(text, at)
-    except RecursionError:
-        raise _Bad("the JSON is nested too deeply") from None
-    except ValueError as error:
-        raise _Bad(f"not valid JSON: {error}") from None
-    _check(value, 0)
-    return value, end
-
-
-def _check(value: Any, depth: int) -> None:
-    if depth > _MAX_DEPTH:
-        raise _Bad(f"the JSON is nested more than {_MAX_DEPTH} deep")
-    if isinstance(value, str) and not value.isascii():
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            raise _Bad("a string holds half of a surrogate pair") from None
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            _check(key, depth)
-            _check(item, depth + 1)
-    elif isinstance(value, list):
-        for item in value:
-            _check(item, depth + 1)
+def _tool_names(tools: Sequence[Mapping[str, Any]]) -> list[Any]:
+    return [function.get("name") for tool in tools if isinstance(function := tool.get("function"), Mapping)]
 
 
 def _parameter_types(tools: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
@@ -367,7 +353,7 @@ def _typed(raw: str, kind: Any) -> Any:
     if kind == "boolean" and raw.strip().lower() in ("true", "false"):
         return raw.strip().lower() == "true"
     try:
-        value, end = _decode(raw, 0)
-    except _Bad:
+        value, end = decode(raw, 0)
+    except Bad:
         return raw  # the tool's own check of its arguments will say that it is no number
     return value if not raw[end:].strip() else raw

@@ -250,7 +250,7 @@ def certain(
     thought = text.find("<think>", 1) if form is not None else -1
     if thought >= 0 and text[:thought].strip():
         end = min(end, thought)
-    for tag in (*(_TAGS if form is not None else ()), *stops):
+    for tag in (*_tags(form), *stops):
         if tag in stops and (found := text.find(tag)) >= 0:
             end = min(end, found)
         for size in range(min(len(tag) - 1, len(text)), 0, -1):
@@ -258,6 +258,12 @@ def certain(
                 end = min(end, len(text) - size)
                 break
     return settled(text[:end], form, thinking=thinking, tools=tools) if form in _TAGGED else end
+
+
+def _tags(form: Format | None) -> tuple[str, ...]:
+    if form is None:
+        return ()
+    return (*_TAGS, "<function=") if form is Format.QWEN3_CODER else _TAGS
 
 
 def _after_thought(text: str, thinking: bool) -> int:

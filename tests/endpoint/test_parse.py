@@ -214,3 +214,13 @@ def test_nothing_raises_and_nothing_is_lost(text: str, form: Format, thinking: b
     json.dumps(message).encode()
     if form is Format.HERMES and "<tool_call>" in parsed.content and "<think>" not in text:
         assert parsed.errors, "a call that stays in the content must be reported"
+
+
+@pytest.mark.parametrize("form", [Format.JSON, Format.LLAMA3_JSON])
+def test_an_answer_in_json_that_names_no_tool_is_no_call(form: Format) -> None:
+    tools = [{"type": "function", "function": {"name": "ls"}}]
+    for text in ('{"name": "Bob", "age": 3}', '[{"name": "Bob"}]', '{"name": {"first": "Bob"}}', "[]"):
+        parsed = parse(text, form, tools=tools)
+        assert (parsed.calls, parsed.errors, parsed.content) == ((), (), text)
+    assert [call.name for call in parse('{"name": "ls"}', form, tools=tools).calls] == ["ls"]
+    assert [call.name for call in parse('{"name": "x", "parameters": {}}', form, tools=tools).calls] == ["x"]
