@@ -49,6 +49,7 @@ async def test_the_page_and_its_parts_are_served_and_nothing_else(client: Client
     for part in ("app.js", "style.css", "vendor/uPlot.iife.min.js"):
         assert f"/static/{part}" in page
     for name in [str(p.relative_to(STATIC)) for p in STATIC.rglob("*.js")]:
+        assert f"/static/{name}" in page, "asked for ahead, or the browser finds out module by module"
         assert (await client.get(f"/static/{name}")).content_type == "text/javascript"
     for bad in ("/static/../app.py", "/static/%2e%2e/app.py", "/static/vendor/README.md", "/static/"):
         assert (await client.get(bad)).status == 404
