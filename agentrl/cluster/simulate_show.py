@@ -87,7 +87,7 @@ def _percent(share: float) -> str:
 
 
 def draw(found: Search, path: Path) -> None:
-    """tokens/s and idle shares by split and by η, as a PNG."""
+    """tokens/s, idle shares and staleness by split and by η, as a PNG."""
     try:
         figure_type = importlib.import_module("matplotlib.figure").Figure
     except ModuleNotFoundError as error:
@@ -103,7 +103,11 @@ def draw(found: Search, path: Path) -> None:
 
 def _panel(axes: Any, places: Sequence[float], trials: Sequence[Trial], label: str) -> None:
     axes.plot(places, [t.report.tokens_per_second for t in trials], marker="o", color="black", label="tokens/s")
-    axes.set(xlabel=label, ylabel="trained tokens/s")
+    for place, trial in zip(places, trials, strict=True):
+        told = (f"{trial.report.staleness_mean:.1f}", (place, trial.report.tokens_per_second))
+        axes.annotate(*told, xytext=(0, 7), textcoords="offset points", ha="center", fontsize=8)
+    axes.set(xlabel=label, ylabel="trained tokens/s; the numbers: mean staleness")
+    axes.margins(y=0.1)
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     shares = axes.twinx()
@@ -111,5 +115,6 @@ def _panel(axes: Any, places: Sequence[float], trials: Sequence[Trial], label: s
     shares.plot(places, [t.report.trainer_idle for t in trials], marker=".", ls="--", color="C3", label="trainer waits")
     shares.set(ylabel="share of the time")
     shares.set_ylim(0, 1)
+    axes.ticklabel_format(axis="y", style="plain")
     lines = [*axes.get_legend_handles_labels()[0], *shares.get_legend_handles_labels()[0]]
-    axes.legend(handles=lines, loc="lower right")
+    axes.legend(handles=lines, loc="lower center")
