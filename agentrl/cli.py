@@ -257,7 +257,8 @@ def evaluate(
     seed: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
     """Play an environment with any model behind an OpenAI-compatible URL: a table, and as last line JSON."""
-    from agentrl.evaluate.command import Asked, Model, run_eval
+    from agentrl.evaluate.command import Asked, run_eval
+    from agentrl.evaluate.play import Model
 
     with _told():
         whom = Model(base_url, model, api_key, temperature, {"max_tokens": max_tokens} if max_tokens else {})
