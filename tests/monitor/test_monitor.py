@@ -37,6 +37,7 @@ def test_without_a_terminal_a_step_is_one_line() -> None:
     assert isinstance(view, Lines)
     view.start()
     view.step(STEP)
+    view.state({"trainer": "busy"})
     view.note("evaluation at step 2: [0.5]")
     view.stop()
     first, second = out.getvalue().splitlines()
@@ -50,11 +51,15 @@ def test_on_a_terminal_one_panel_shows_bar_figures_and_notes() -> None:
     assert isinstance(view, Panel)
     view.start()
     view.step(STEP)
+    view.state(
+        {"trainer": "trainer rank 0 waits for 'take' of step 3 to end (2 s)", "engines": "x" * 200, "gate": None}
+    )
     view.note("published 1.2")
     view.stop()
     shown = out.getvalue()
-    for text in ("demo", "step 2/10", "0.250", "512", "published 1.2"):
+    for text in ("demo", "step 2/10", "0.250", "512", "published 1.2", "waits for 'take' of step 3", "xxx…"):
         assert text in shown
+    assert "gate" not in shown
 
 
 def test_curve_is_a_picture_of_the_metrics(tmp_path: Path) -> None:
