@@ -2,7 +2,7 @@
 
 An engine serves while it answers and holds the current weights. One that is lost, hangs or refuses an update is
 *fenced*: its requests go on elsewhere from the tokens so far, and it gets nothing new until it answers, has the current
-weights, and its checksums equal those of an engine that serves.
+weights, and its checksums equal those of an engine that serves, or that did last where it was alone.
 """
 
 from __future__ import annotations
@@ -95,6 +95,7 @@ class Router:
         self._check_now = asyncio.Event()
         self._some_serve = asyncio.Event()
         self._watching: asyncio.Task[None] | None = None
+        self._noted: tuple[Version, dict[str, str]] | None = None
 
     # -- generation --------------------------------------------------------------------------------------------------
 
@@ -294,8 +295,23 @@ class Router:
             await asyncio.gather(*(self._check(seat) for seat in list(self._seats)))
             if any(not seat.fenced for seat in self._seats):
                 self._some_serve.set()
+                await self._note()
             elif self._check_now.is_set():
                 await asyncio.sleep(min(0.2, self._check_every))
+
+    async def _note(self) -> None:
+        """Remember what a lone engine's weights add up to: no other could vouch for the one that replaces it."""
+        serving = [s.client for s in self._seats if not s.fenced]
+        current = self.current
+        if len(serving) != 1 or current is None or (self._noted is not None and self._noted[0] == current[1]):
+            return
+        try:
+            sums = await serving[0].checksums()
+            # Versions only go up: what it serves now it served all the while.
+            if (await serving[0].model_info()).version == current[1]:
+                self._noted = (current[1], sums)
+        except (EngineError, DeadlineExceeded):
+            return  # its own check will find it
 
     async def _check(self, seat: _Seat) -> None:
         if seat.fenced:
@@ -335,14 +351,23 @@ class Router:
             await seat.client.update_from_disk(*target)
 
     async def _prove(self, seat: _Seat) -> None:
-        """Let a seat serve after it has, provably, the weights of one that serves."""
+        """Let a seat serve after it has, provably, the weights of one that serves, or of the one that did last."""
         witness = next((s for s in self._seats if s is not seat and not s.fenced), None)
         if witness is not None:
             ours, theirs = await asyncio.gather(seat.client.checksums(), witness.client.checksums())
-            if ours != theirs:
-                wrong = sorted(name for name in theirs if ours.get(name) != theirs[name])
-                raise EngineError(f"{seat.client.url} holds other weights than {witness.client.url}: {wrong[:3]}")
+            _same(ours, theirs, f"{seat.client.url} holds other weights than {witness.client.url}")
+        elif self._noted is not None and self.current is not None and self._noted[0] == self.current[1]:
+            ours = await seat.client.checksums()
+            _same(
+                ours, self._noted[1], f"{seat.client.url} holds other weights than those that served {self.current[1]}"
+            )
         seat.serve()
+
+
+def _same(ours: dict[str, str], theirs: dict[str, str], otherwise: str) -> None:
+    if ours != theirs:
+        wrong = sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name))
+        raise EngineError(f"{otherwise}: {wrong[:3]}")
 
 
 async def _each(
