@@ -14,10 +14,15 @@ from rich.text import Text
 
 
 class View(Protocol):
-    """Shows a run. `step` gets the merged metrics of a finished step, `note` one sentence about anything else."""
+    """Shows a run.
+
+    `step` gets the merged metrics of a finished step, `state` what each part does now, `note` one sentence about
+    anything else.
+    """
 
     def start(self) -> None: ...
     def step(self, metrics: Mapping[str, Any]) -> None: ...
+    def state(self, state: Mapping[str, Any]) -> None: ...
     def note(self, text: str) -> None: ...
     def stop(self) -> None: ...
 
@@ -47,6 +52,9 @@ class Lines:
         ]
         self._print("  ".join(parts))
 
+    def state(self, state: Mapping[str, Any]) -> None:
+        """A log is not the place for what changes every other second: `agentrl status` tells it."""
+
     def note(self, text: str) -> None:
         self._print(text)
 
@@ -58,13 +66,14 @@ class Lines:
 
 
 class Panel:
-    """A progress bar, the figures of the last step, and the last notes."""
+    """A progress bar, the figures of the last step, what each part does now, and the last notes."""
 
     def __init__(self, name: str, steps: int, console: Console) -> None:
         self._name = name
         self._clock = _Clock(steps)
         self._console = console
         self._metrics: Mapping[str, Any] = {"step": 0}
+        self._state: Mapping[str, Any] = {}
         self._notes: list[str] = []
         self._bar = Progress(
             TextColumn("[bold]{task.description}"),
@@ -84,6 +93,9 @@ class Panel:
         step = int(metrics["step"])
         self._bar.update(self._task, completed=step, eta=self._clock.eta(step))
 
+    def state(self, state: Mapping[str, Any]) -> None:
+        self._state = state
+
     def note(self, text: str) -> None:
         self._notes = [*self._notes[-5:], text]
 
@@ -94,6 +106,9 @@ class Panel:
         table = Table.grid(padding=(0, 2))
         for key, value in summary(self._metrics):
             table.add_row(Text(key, style="dim"), value)
+        for part in _PARTS:
+            if self._state.get(part):
+                table.add_row(Text(part, style="dim"), Text(str(self._state[part]), no_wrap=True, overflow="ellipsis"))
         return Group(self._bar, table, *(Text(note, style="dim") for note in self._notes))
 
 
@@ -107,6 +122,7 @@ def summary(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
     return shown
 
 
+_PARTS = ("trainer", "engines", "gate", "pool")
 _SHOWN = (
     ("reward", "reward/mean", ".3f"),
     ("eval", "eval/reward", ".3f"),
