@@ -179,7 +179,7 @@ class Worker:
         while not self._over.is_set():
             try:
                 lease, welcome = await self._join()
-            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:  # also another server's answer
                 if time.monotonic() - asked_since > self._options.patience:
                     raise ConfigError(
                         f"no conductor at {self._conductor} for {self._options.patience:.0f} s ({error}); is it "
@@ -237,7 +237,7 @@ class Worker:
             # First of all after a freeze: what ran must not go on.
             if sent > self._good_until:
                 raise LeaseOver(f"the conductor has not answered for {fence:.1f} s")
-            with suppress(aiohttp.ClientConnectionError, TimeoutError):
+            with suppress(aiohttp.ClientError, TimeoutError):
                 orders = await self._beat(lease)
                 self._good_until = sent + fence
                 await self._obey(lease, orders)

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
+import sys
 from pathlib import Path
 
 import pytest
 
+from agentrl.cluster.options import ClusterOptions
+from agentrl.cluster.ray import RayLauncher
+from agentrl.conductor.config import EnvSection, RunConfig
+from agentrl.conductor.desk import Desk
+from agentrl.conductor.folder import RunFolder
+from agentrl.errors import ConfigError
+from agentrl.monitor.live import make_view
+from agentrl.monitor.metrics import MetricsFile
 from tests.conductor.kit import finished, lines, make_place, start
 
 SETTINGS = (
@@ -34,10 +44,11 @@ def test_a_run_placed_by_ray(tmp_path: Path) -> None:
     assert lines(run, "step")[0]["behaviour/abs_log_weight_max"] < 1e-3
 
 
-def test_without_ray_it_is_said(tmp_path: Path) -> None:
-    if importlib.util.find_spec("ray") is not None:
-        pytest.skip("Ray is installed")
-    place = make_place(tmp_path)
-    code, output = finished(start(place, "train", "run.toml", "cluster.kind=ray"))
-    assert code == 2, output
-    assert "pip install 'agentrl[ray]'" in output
+def test_without_ray_it_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    folder = RunFolder(tmp_path)
+    config = RunConfig(name="r", model=tmp_path, env=EnvSection(path="x:Y"), cluster=ClusterOptions(kind="ray"))
+    desk = Desk(folder, MetricsFile(folder.metrics), make_view("r", 1), logging.getLogger("r"))
+    with pytest.raises(ConfigError, match=r"pip install 'agentrl\[ray\]'"):
+        RayLauncher(config, desk, tmp_path)
+    desk.metrics.close()
