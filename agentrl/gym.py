@@ -213,7 +213,7 @@ class AsGymnasium(gymnasium.Env[str, str]):
         info = {**step.info, "messages": step.observation, "verdict": step.reward is not None}
         return _joined(step.observation), reward, step.terminated, step.truncated, copy.deepcopy(info)
 
-    def render(self) -> str | None:  # type: ignore[override]
+    def render(self) -> str | None:
         """The conversation so far, where `render_mode` is "ansi"."""
         if self.render_mode != "ansi":
             return None
@@ -269,7 +269,8 @@ def register_env(
 ) -> None:
     """Make `gymnasium.make(id)` give an `AsGymnasium` of `env`."""
     kept = None if rows is None else list(itertools.islice(rows, MOST_ROWS))
-    gymnasium.register(id=id, entry_point=AsGymnasium, kwargs={"env": env, "rows": kept, "args": dict(args or {})})
+    settings = {"env": env, "rows": kept, "args": dict(args or {})}
+    gymnasium.register(id=id, entry_point="agentrl.gym:AsGymnasium", kwargs=settings)
 
 
 class _Loop:

@@ -76,6 +76,7 @@ class Calculator(Env):
     """`retries` wrong answers are told and may be mended, for `retry_reward` instead of 1; calls cost nothing."""
 
     tools = (calc,)
+    reward_range = (0.0, 1.0)
 
     def __init__(self, row: Row, *, retries: int = 1, retry_reward: float = 0.25) -> None:
         super().__init__(row)
@@ -127,3 +128,7 @@ class Calculator(Env):
         if self.over:
             return Step([], 0.0, True, False, {"tries": self.wrong})
         return Step([{"role": "user", "content": WRONG}], 0.0, False, False, {})
+
+    def oracle(self, messages: list[Message]) -> str:
+        """The answer, without the calculator."""
+        return str(self.row["answer"])

@@ -39,6 +39,8 @@ class Code(Env):
     """`tries` submissions; one that fails a public test is told so, and each such failure multiplies the reward by
     `discount`. `sandbox` is a kind or a table of `SandboxOptions`, `grading` one of `CodeOptions`."""
 
+    reward_range = (0.0, 1.0)
+
     def __init__(
         self,
         row: Row,
@@ -113,6 +115,13 @@ class Code(Env):
         }
         # An answer without calls is owed no reply.
         return Step(messages if action.get("tool_calls") else [], reward, True, False, info)
+
+    def oracle(self, messages: list[Message]) -> str | None:
+        """The row's `solution`, or the program that a sample row asks for; other rows have none."""
+        if self.row.get("solution"):
+            return str(self.row["solution"])
+        told = self.row.get("expression")
+        return f"```python\nn = int(input())\nprint({told})\n```" if told else None
 
     async def close(self) -> None:
         """Give the box back."""

@@ -39,6 +39,8 @@ _LATEX = {
 class Countdown(Env):
     """`partial` is earned for a proper expression with another value, which gives a small model a slope to climb."""
 
+    reward_range = (0.0, 1.0)
+
     def __init__(self, row: Row, *, partial: float = 0.1, whole: bool = False) -> None:
         super().__init__(row)
         self.partial = partial

@@ -29,6 +29,8 @@ LARGEST = 50
 class FewshotSums(Env):
     """`system` is the system message; an empty one keeps a model's own long default away."""
 
+    reward_range = (0.0, 1.0)
+
     def __init__(self, row: Row, *, system: str = "") -> None:
         super().__init__(row)
         self.system = system
@@ -68,6 +70,10 @@ class FewshotSums(Env):
         said = (action.get("content") or "").strip().partition("\n")[0].strip()
         right = said == _solved(self.row["a"], self.row["b"])
         return Step([], float(right), True, False, {"said": said[:40]})
+
+    def oracle(self, messages: list[Message]) -> str:
+        """The sum, as the example writes it."""
+        return _solved(self.row["a"], self.row["b"])
 
 
 def _solved(a: int, b: int) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 from agentrl.env import Env
 from agentrl.envs.math_single import INSTRUCTION, MathSingle
 from agentrl.errors import ContractError
+from agentrl.reward.extract import gold_text
 from agentrl.reward.math import averify
 from agentrl.reward.options import MathOptions
 from agentrl.types import Info, Message, Row, Step
@@ -32,6 +33,7 @@ class MathFeedback(Env):
     """At most `tries` answers; a right one earns `discount` to the power of the wrong ones before it."""
 
     rows = MathSingle.rows
+    reward_range = (0.0, 1.0)
 
     def __init__(self, row: Row, *, tries: int = 3, discount: float = 0.7, marker: str = "boxed") -> None:
         if tries < 1 or not 0 <= discount <= 1:
@@ -64,3 +66,7 @@ class MathFeedback(Env):
             return Step([], 0.0, True, False, info)
         told = FEEDBACK[verdict.reason].replace("{answer}", verdict.answer or "")
         return Step([{"role": "user", "content": told}], 0.0, False, False, info)
+
+    def oracle(self, messages: list[Message]) -> str:
+        """The gold answer; of the default marker."""
+        return f"\\boxed{{{gold_text(str(self.row['answer']))}}}"

@@ -18,6 +18,7 @@ from agentrl.env import Env
 from agentrl.envs.math_single import INSTRUCTION, MathSingle
 from agentrl.errors import ContractError
 from agentrl.reward.code.bench import Bench, shared_bench
+from agentrl.reward.extract import gold_text
 from agentrl.reward.math import MathReward
 from agentrl.sandbox.options import SandboxOptions
 from agentrl.sandbox.types import Sandbox
@@ -31,6 +32,7 @@ class MathPython(Env):
     """`seconds` limit each call; calls cost nothing. `sandbox` is a kind or a table of `SandboxOptions`."""
 
     rows = MathSingle.rows
+    reward_range = (0.0, 1.0)
 
     def __init__(
         self, row: Row, *, sandbox: str | Mapping[str, Any] = "bubblewrap", seconds: float = 5.0, reminder: bool = True
@@ -65,6 +67,10 @@ class MathPython(Env):
         self.over = True
         found = await self.reward(action.get("content") or "", self.row)
         return Step([], found.value, True, False, {"reward_parts": dict(found.parts), **found.info})
+
+    def oracle(self, messages: list[Message]) -> str:
+        """The gold answer, without a call."""
+        return f"\\boxed{{{gold_text(str(self.row['answer']))}}}"
 
     async def close(self) -> None:
         """Give the box back."""

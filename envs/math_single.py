@@ -16,6 +16,7 @@ from typing import Any
 from agentrl.env import Env
 from agentrl.errors import ContractError
 from agentrl.reward.compose import Composed, Part, shared
+from agentrl.reward.extract import gold_text
 from agentrl.reward.math import MathReward
 from agentrl.types import Info, Message, Row, Step
 
@@ -35,6 +36,7 @@ class MathSingle(Env):
     def __init__(self, row: Row, *, instruction: str = INSTRUCTION, rewards: Mapping[str, Any] | None = None) -> None:
         super().__init__(row)
         self.instruction = instruction
+        self.reward_range = None if rewards else (0.0, 1.0)
         self.reward = shared(rewards) if rewards else Composed({"correct": Part(MathReward())})
         self.over = True
 
@@ -73,3 +75,7 @@ class MathSingle(Env):
         self.over = True
         found = await self.reward(action.get("content") or "", self.row)
         return Step([], found.value, True, False, {"reward_parts": dict(found.parts), **found.info})
+
+    def oracle(self, messages: list[Message]) -> str:
+        """The gold answer, in a box."""
+        return f"\\boxed{{{gold_text(str(self.row['answer']))}}}"

@@ -103,7 +103,8 @@ async def _rules(case: Case, rows: Sequence[Row], folder: str) -> Cost | None:
     keeper = case.booth.open()
     try:
         # Open to the end, so that what all instances share (sandboxes, servers) is not made anew for each of them.
-        await case.booth.play(replay(first.actions), seed=case.seed, turns=len(first.actions), env=keeper)
+        # Reset and not played, so that it holds as little of that as can be.
+        await case.booth.play(replay([]), seed=case.seed, turns=0, env=keeper)
         plays = await _play_rows(case, rows, first)
         ended = judge_ends(case, [play for _, play in plays])
         await check_again(case, first)

@@ -27,6 +27,8 @@ Oracle = Callable[[Env, list[Message]], Message | str | None]
 TURNS = 8
 ORACLE_TURNS = 64
 LEAK_EPISODES = 3
+SETTLE_SECONDS = 1.0
+"""How long closed things may take to go away."""
 _NEAR = 1e-6
 
 
@@ -170,7 +172,8 @@ async def _side_by_side(case: Case, reference: Transcript) -> tuple[str, list[st
             await booth.step(first, action, records[0])
         held = [path for path, value in common.items() if state.fingerprint(value) != prints[path]]
     except Broken:
-        return "an episode broke beside another one", []
+        broke = "" if Code.HANG in case.findings else "an episode broke while another one was played beside it"
+        return broke, []
     finally:
         await booth.close(first)
         await booth.close(second)
@@ -290,12 +293,12 @@ async def check_leaks(case: Case, reference: Transcript, folder: str) -> None:
 async def _settled(before: Belongings, folder: str) -> Belongings:
     """What is there once nothing more goes away by itself: callbacks of closed things may still be on their way."""
     gc.collect()
-    for _ in range(20):
+    until = asyncio.get_running_loop().time() + SETTLE_SECONDS
+    while True:
         now = belongings(folder)
-        if not any(_new(before, now)):
-            break
-        await asyncio.sleep(0.05)
-    return now
+        if not any(_new(before, now)) or asyncio.get_running_loop().time() > until:
+            return now
+        await asyncio.sleep(0.02)
 
 
 def _new(before: Belongings, now: Belongings) -> tuple[object, ...]:

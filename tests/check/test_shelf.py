@@ -1,4 +1,4 @@
-"""Every environment on the shelf as it is, and broken in every way."""
+"""Every environment on the shelf as it is, and broken in each kind of way."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import importlib
 import inspect
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentrl.check import check_env
+from agentrl.check import check_env, rules
 from agentrl.env import Env
 from agentrl.errors import ConfigError
 from agentrl.sandbox.options import SandboxOptions
@@ -37,9 +37,11 @@ def shelf() -> list[type[Env]]:
     return found
 
 
-ENVS = shelf()
-# A sandbox or a server each costs seconds: these are broken in one way of each code, the others in every way.
-COSTLY = ("Code", "MathPython", "Shop")
+ENVS = [env_class for env_class in shelf() if env_class.__name__ != "BlackBox"]  # plays a program that a row names
+# A sandbox or a server each costs seconds: these are broken in the ways that an issue is made of.
+COSTLY = ("Code", "MathPython", "Shop", "ReasoningGym")
+CORE = ("unseeded", "shared-state", "step-after-end", "swapped-flags", "blocks-loop", "leaked-task", "leaked-process")
+CORE += ("leaked-file", "reward-range", "reward-not-finite", "tool-schema", "template", "odd-input")
 
 
 @functools.cache
@@ -70,6 +72,7 @@ def test_the_shelf_is_found() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("env_class", ENVS, ids=lambda env_class: env_class.__name__)
 def test_nothing_is_found_on_the_shelf(env_class: type[Env]) -> None:
     needs_boxes(env_class)
@@ -78,12 +81,18 @@ def test_nothing_is_found_on_the_shelf(env_class: type[Env]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("env_class", ENVS, ids=lambda env_class: env_class.__name__)
-def test_every_way_to_break_it_is_found(env_class: type[Env]) -> None:
+def test_what_is_broken_is_found(env_class: type[Env], monkeypatch: pytest.MonkeyPatch) -> None:
     needs_boxes(env_class)
-    operators: Sequence[Operator] = OPERATORS
-    if env_class.__name__ in COSTLY:
-        operators = list({operator.code: operator for operator in OPERATORS}.values())
+    monkeypatch.setattr(rules, "SETTLE_SECONDS", 0.05)  # what is left on purpose does not go away later
+    # One way for each code, another one for each environment: over the shelf all are used.
+    turn = ENVS.index(env_class)
+    ways: dict[str, list[Operator]] = {}
+    for operator in OPERATORS:
+        ways.setdefault(operator.code, []).append(operator)
+    codes = CORE if env_class.__name__ in COSTLY else tuple(ways)
+    operators = [ways[code][turn % len(ways[code])] for code in codes]
     rows = first_rows(env_class, 1)
     missed = []
     for operator in operators:
