@@ -167,7 +167,7 @@ class Trainer:
         if float(self.backend.sum(torch.stack([b.mask.sum().double() for b in batches]).sum())) == 0:
             return None
         rate, entropy = learning_rate(self.options, step), self.algorithm.entropy_gradient
-        loss = self.recorder.watch(self.algorithm.loss) if self.job.trace else self.algorithm.loss
+        loss = self.recorder.watch(self.algorithm.loss, batches) if self.job.trace else self.algorithm.loss
         return self.backend.step(batches, loss, lr=rate, entropy_gradient=entropy)
 
     def count(self, results: Sequence[StepResult | None]) -> bool:

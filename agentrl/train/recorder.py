@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -17,16 +17,17 @@ Loss = Callable[[Batch, Output], tuple[Tensor, Metrics]]
 
 
 class Recorder:
-    """Watches the losses of one step. References only, until `encode` copies them off the device."""
+    """Watches the losses of one step. Of what is on the device only the log-probs are kept, until `encode`."""
 
     def __init__(self) -> None:
         self._seen: list[tuple[Batch, Tensor]] = []
 
-    def watch(self, loss: Loss) -> Loss:
-        """The same loss, remembered."""
+    def watch(self, loss: Loss, batches: Sequence[Batch]) -> Loss:
+        """The same loss, remembered; it will be asked for `batches`, in their order."""
+        rest = iter(batches)
 
         def watched(batch: Batch, out: Output) -> tuple[Tensor, Metrics]:
-            self._seen.append((batch, out.logprobs.detach()))
+            self._seen.append((next(rest), out.logprobs.detach()))
             return loss(batch, out)
 
         return watched
@@ -39,10 +40,9 @@ class Recorder:
 
 def _traces(batch: Batch, logprobs: Tensor) -> list[TokenTrace]:
     nan = torch.tensor(float("nan"))
-    mask = batch.mask.cpu()
-    columns = [torch.where(mask, x.float().cpu(), nan).numpy() for x in (batch.advantages, logprobs)]
-    episodes, trajectories, groups = (x.cpu().numpy() for x in (batch.episodes, batch.trajectories, batch.groups))
-    ends = batch.cu_seqlens.cpu().numpy()
+    columns = [torch.where(batch.mask, x.float().cpu(), nan).numpy() for x in (batch.advantages, logprobs)]
+    episodes, trajectories, groups = (x.numpy() for x in (batch.episodes, batch.trajectories, batch.groups))
+    ends = batch.cu_seqlens.numpy()
     found = []
     for start, end in itertools.pairwise(ends):
         if episodes[start] < 0:

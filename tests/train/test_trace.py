@@ -48,7 +48,7 @@ def test_the_recorder_keeps_what_the_loss_was_given() -> None:
         return out.logprobs.sum(), {}
 
     recorder = Recorder()
-    watched = recorder.watch(loss)
+    watched = recorder.watch(loss, [batch, dummy])
     logprobs = torch.tensor([0.0, 0.0, -0.5, -1.25], requires_grad=True)
     value, _ = watched(batch, Output(logprobs, torch.zeros(4)))
     watched(dummy, Output(torch.zeros(2), torch.zeros(2)))
