@@ -15,8 +15,10 @@ from agentrl.conductor.check import check_run, check_sft
 from agentrl.conductor.config import RunConfig, SftConfig
 from agentrl.config import load
 from agentrl.testing.tiny import make_tiny_model
+from tests.conductor.kit import ENV
 
 ROOT = Path(__file__).resolve().parents[2]
+LOWER = '["model.embed_tokens.weight","model.layers.0.*"]'
 STAGES = ROOT / "examples" / "stages"
 
 
@@ -47,6 +49,7 @@ def test_one_stage_after_the_other_on_a_tiny_model(tmp_path: Path) -> None:
     """Each starts from the last one's model; in the third only the upper layer moves."""
     make_tiny_model(tmp_path / "tiny", hidden=32, intermediate=32, max_length=512)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "env.py").write_text(ENV)
     short = ["train.warmup_steps=0", 'train.dtype="fp32"', "train.checkpoint_every=0"]
     small = ['engine.kind="embedded"', 'engine.dtype="float32"', "engine.context_length=256", "rollout.max_tokens=24"]
     small += ["rollout.groups_per_step=4", "rollout.concurrency=8", "train.steps=1", "train.minibatches=2"]
@@ -54,7 +57,8 @@ def test_one_stage_after_the_other_on_a_tiny_model(tmp_path: Path) -> None:
     stages = {
         "1_sft": ["sft", 'model="tiny"', "sft.limit=64", "train.steps=2", "train.batch_groups=8"],
         "2_rl": ["train", *small],
-        "3_transfer": ["train", *small, 'train.frozen=["model.embed_tokens.weight","model.layers.0.*"]'],
+        # A task in which a random model earns something: without any reward there is nothing to learn from.
+        "3_transfer": ["train", *small, 'env.path="env.py:Bright"', f"train.frozen={LOWER}"],
     }
     for name, (command, *overrides) in stages.items():
         done = subprocess.run(
