@@ -101,6 +101,7 @@ async def test_episodes_by_filter_by_turn_by_token_and_side_by_side(run: Path) -
         await page.keyboard.press("Enter")
         await expect(page.locator("article.message")).to_have_count(4)
         await expect(page.locator("article.tool")).to_have_count(1)
+        await expect(page.locator(".split")).to_contain_text("trajectory 1 from here: split: the agent changed")
         await expect(page.locator(".earned").last).to_contain_text(re.compile(r"turn 1: reward [01]"))
         await tokens_are_coloured(page)
         await page.keyboard.press("Escape")

@@ -2,16 +2,8 @@
 
 import { h, fill, foreign, number, visible } from "/static/dom.js";
 import { get } from "/static/data.js";
-import { conversation, earnedText } from "/static/messages.js";
+import { conversation, earnedText, REASONS } from "/static/messages.js";
 import { TokenView } from "/static/tokens.js";
-
-const REASONS = {
-  start: "the first of its agent",
-  template: "split: the chat template rewrote the history",
-  edited: "split: the agent changed or compacted earlier messages",
-  branch: "split: the agent went on from an earlier point",
-  other: "split: for another reason",
-};
 
 export class EpisodePage {
   constructor(app) {

@@ -2,15 +2,28 @@
 
 import { h, foreign, number, visible } from "/static/dom.js";
 
+export const REASONS = {
+  start: "the first of its agent",
+  template: "split: the chat template rewrote the history",
+  edited: "split: the agent changed or compacted earlier messages",
+  branch: "split: the agent went on from an earlier point",
+  other: "split: for another reason",
+};
+
 export function conversation(episode) {
   const actions = episode.messages.filter((message) => message.role === "assistant").length;
   const turns = new Map(episode.turns.map((turn) => [turn.index, turn])); // the last mark of a turn has its reward
   const matched = actions === turns.size;
+  const order = [...turns.keys()];
   let turn = -1;
+  let trajectory = 0;
   return episode.messages.map((message) => {
-    if (message.role === "assistant") turn += 1;
-    const earned = matched && message.role === "assistant" ? turns.get([...turns.keys()][turn]) : null;
-    return messageOf(message, earned);
+    if (!matched || message.role !== "assistant") return messageOf(message, null);
+    const earned = turns.get(order[(turn += 1)]);
+    if (earned.trajectory === null || earned.trajectory === trajectory) return messageOf(message, earned);
+    trajectory = earned.trajectory;
+    const why = REASONS[episode.trajectories[trajectory]?.reason] ?? "";
+    return [h("p", { class: "split" }, `trajectory ${trajectory} from here: ${why}`), messageOf(message, earned)];
   });
 }
 
