@@ -107,7 +107,7 @@ async def send(template: ChatTemplate, requests: list[Any]) -> None:
     session = endpoint.open("s", seed=1)
     bystander = endpoint.open("other")
     try:
-        async with asyncio.timeout(20), aiohttp.ClientSession() as http:
+        async with asyncio.timeout(90), aiohttp.ClientSession() as http:
             for method, path, body, headers, with_key in requests:
                 url = f"{session.base_url}/{path}" if with_key else f"{endpoint.url}/v1/{path}"
                 async with http.request(method, url, data=body, headers=headers) as response:

@@ -182,7 +182,7 @@ async def test_five_hundred_clients_at_once(setup: Callable[..., Any]) -> None:
                 async with http.post(f"{session.base_url}/chat/completions", json=BODY) as response:
                     return response.status
 
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(90):
                 assert set(await asyncio.gather(*map(one, sessions))) == {200}
 
 
@@ -218,6 +218,6 @@ async def test_text_completions_go_on_from_what_they_said(setup: Callable[..., A
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)

@@ -67,7 +67,7 @@ async def test_a_stream_may_be_left_and_then_aborts(setup: Callable[..., Any]) -
             break
         assert s.engine.running == 1
         await stream.close()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while s.engine.running:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert await session.close() == ()
