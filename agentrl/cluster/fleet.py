@@ -226,9 +226,12 @@ class RemoteFleet:
 
     def _order(self, member: Member) -> None:
         options = self._options.model_dump(mode="json", exclude_unset=True, exclude=_LOCAL_ONLY)
-        member.task = EngineTask(
-            generation=self._hub.generation(), options=options, model=self._model, index=len(self._seats)
-        )
+        generation = self._hub.generation()
+        # Whoever serves has the model too: the conductor's link is not asked by everybody who joins.
+        holders = [seat.client.address for seat in self._seats.values() if not seat.member.gone]
+        near = (holders[generation % len(holders)],) if holders else ()
+        model = self._model.model_copy(update={"urls": (*near, *self._model.urls)})
+        member.task = EngineTask(generation=generation, options=options, model=model)
 
     async def _admit(self, member: Member, key: _Key) -> None:
         assert self._current is not None

@@ -77,7 +77,6 @@ class EngineTask(_Wire):
     options: dict[str, Any]
     """`EngineOptions`, as set."""
     model: Source
-    index: int
 
 
 class TrainerTask(_Wire):

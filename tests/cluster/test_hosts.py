@@ -25,6 +25,7 @@ kind = "external"
 host = "10.77.0.1"
 rollout_workers = {rollouts}
 slow_seconds = 30
+lost_seconds = {lost}
 """
 
 
@@ -48,9 +49,9 @@ class Cluster(NamedTuple):
     def run(self) -> Path:
         return self.place / "runs" / "r"
 
-    def train(self, *settings: str, rollouts: int = 0) -> subprocess.Popen[bytes]:
+    def train(self, *settings: str, rollouts: int = 0, lost: float = 6.0) -> subprocess.Popen[bytes]:
         config = self.place / "run.toml"
-        config.write_text(config.read_text() + CLUSTER.format(rollouts=rollouts))
+        config.write_text(config.read_text() + CLUSTER.format(rollouts=rollouts, lost=lost))
         common = ("monitor.trainer_restarts=1000", "monitor.engine_restarts=1000")
         return self.conductor.start("conductor", "train", "run.toml", *common, *settings, cwd=self.place)
 
@@ -90,7 +91,7 @@ def ledger(run: Path) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_run_over_three_hosts_with_nothing_shared(cluster: Cluster) -> None:
-    conductor = cluster.train("train.ranks=2", "train.steps=4", "engine.count=2", rollouts=1)
+    conductor = cluster.train("train.ranks=2", "train.steps=4", "engine.count=2", rollouts=1, lost=60.0)
     cluster.lend(cluster.a, "engine", "trainer", "rollout")
     cluster.lend(cluster.b, "engine", "trainer")
     assert conductor.wait(PATIENCE) == 0, cluster.output()

@@ -25,6 +25,7 @@ SETTINGS = (
     "cluster.ray_trainer={CPU=0.1}",
     "cluster.ray_rollout={CPU=0.1}",
     "cluster.rollout_workers=1",
+    "cluster.lost_seconds=60",
     "train.ranks=2",
     "engine.count=2",
     "eval.every=1000",
