@@ -32,6 +32,7 @@ from agentrl.endpoint.render import Renderer
 from agentrl.endpoint.template import ChatTemplate
 from agentrl.env import Env
 from agentrl.errors import AgentRLError, ConfigError, DataError
+from agentrl.rollout.group import group_reward_of
 from agentrl.tool import Tool
 from agentrl.types import Row
 
@@ -87,6 +88,7 @@ def check_ports(config: RunConfig) -> None:
 
 def plan_run(config: RunConfig, model_bytes: int) -> RunPlan:
     """Find environment, agent and rows; nothing is played yet."""
+    group_reward_of(config.rollout)
     env_class, make_env = resolve_env(config.env)
     make_agent = resolve_agent(config.agent)
     if not config.env.parts:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from agentrl.config import resolve_object
+from agentrl.errors import ConfigError
 from agentrl.reward.group import GroupReward, reward_group
 from agentrl.rollout.episode import EpisodeSpec, Outcome
 from agentrl.rollout.options import RolloutOptions
@@ -116,6 +118,17 @@ async def _collect(
         if options.straggler_seconds is not None and scored >= options.needed and not hurried:
             hurried, until = True, min(until, loop.time() + options.straggler_seconds)
     return True
+
+
+def group_reward_of(options: RolloutOptions) -> GroupReward | None:
+    """What `rollout.group_reward` names; ConfigError where that is nothing to call."""
+    if options.group_reward is None:
+        return None
+    found = resolve_object(options.group_reward)
+    if not callable(found):
+        raise ConfigError(f"rollout.group_reward = {options.group_reward!r} is {found!r}, not a function of episodes")
+    reward: GroupReward = found
+    return reward
 
 
 async def compared(group: Group, reward: GroupReward) -> tuple[Group, Exception | None]:

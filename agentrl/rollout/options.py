@@ -45,6 +45,8 @@ class RolloutOptions(BaseModel):
     """How often an episode is played again, same row and seed, after an infrastructure fault."""
     max_asks: int = Field(default=8, ge=1)
     """How often a row is asked again after its group grew too old, before it is given up (`when_stale = "drop"`)."""
+    group_reward: str | None = None
+    """`package.module:function` or `file.py:function`, of a row's scored episodes: what each earns besides."""
     filter_equal: bool = True
     """Leave out groups whose rewards are all equal: without a critic they carry no signal."""
     max_filtered: int = Field(default=512, ge=1)

@@ -24,7 +24,7 @@ from agentrl.data import env_of
 from agentrl.reward.group import GroupReward
 from agentrl.rollout.books import Books
 from agentrl.rollout.gate import Gate, Stage
-from agentrl.rollout.group import RunningGroup, cancel_all, compared, play_group
+from agentrl.rollout.group import RunningGroup, cancel_all, compared, group_reward_of, play_group
 from agentrl.rollout.health import Health
 from agentrl.rollout.options import RolloutOptions
 from agentrl.rollout.player import Player, Plays
@@ -77,7 +77,7 @@ class Runner:
             options, make_env=make_env, make_agent=make_agent, open_session=open_session
         )
         self._on_group = on_group
-        self._group_reward = group_reward
+        self._group_reward = group_reward or group_reward_of(options)
         self._schedule = Schedule(len(rows), seed, epochs=options.epochs, shuffle=options.shuffle)
         self._waiting: dict[int, Ask] = {}
         self._fresh = 0
