@@ -51,7 +51,7 @@ def test_an_episode_is_found_with_what_training_made_of_its_tokens(path: Path) -
     archive.group(group(5), "pooled", step=6)
     archive.taken(6, [5])
     archive.trace(6, 1, encode_traces([trace]))
-    archive.close()
+    archive.close(100)
     episodes = Episodes(path)
     page = episodes.page({"trained": "6", "version": "3"})
     assert page["total"] == 1
@@ -83,7 +83,7 @@ def test_a_resume_takes_back_what_later_steps_made_of_tokens(path: Path) -> None
         archive.taken(position, [position])
         archive.trace(position, 0, encode_traces([]))
     archive.resumed(1)
-    archive.close()
+    archive.close(100)
     episodes = Episodes(path)
     assert episodes.page({"trained": "1"})["total"] == 1
     assert episodes.page({"trained": "2"})["total"] == 0
@@ -97,7 +97,7 @@ def test_the_newest_attempt_of_a_row_is_the_one_that_was_trained(path: Path) -> 
     for reward in (0.0, 1.0):
         archive.group(group(3, reward=reward), "pooled", step=1)
     archive.taken(1, [3])
-    archive.close()
+    archive.close(100)
     page = Episodes(path).page({"trained": "1"})
     assert [row[page["columns"].index("reward")] for row in page["rows"]] == [1.0]
 
@@ -107,7 +107,7 @@ def test_the_oldest_bodies_go_when_the_limit_is_reached_and_the_index_stays(path
     for position in range(40):
         archive.group(group(position, text=f"{position} " * 50), "pooled", step=1)
     archive.trace(1, 0, bytes(2500))
-    archive.close()
+    archive.close(100)
     episodes = Episodes(path)
     assert episodes.page({})["total"] == 40
     with pytest.raises(NotKept, match="keep_mb"):
@@ -124,7 +124,7 @@ def test_a_row_that_is_no_json_is_left_out_and_counted(path: Path) -> None:
     archive = Archive(path, limit=1 << 20)
     archive.group(group(1, text="\ud800"), "pooled", step=1)
     archive.group(group(2), "pooled", step=1)
-    archive.close()
+    archive.close(100)
     assert archive.left_out == 1
     assert Episodes(path).page({})["total"] == 1
 
@@ -133,7 +133,7 @@ def test_a_file_that_cannot_be_written_is_told_and_nothing_is_raised(tmp_path: P
     told: list[str] = []
     archive = Archive(tmp_path / "missing" / "episodes.sqlite", limit=1, on_error=told.append)
     archive.group(group(1), "pooled", step=1)
-    archive.close()
+    archive.close(100)
     archive.group(group(2), "pooled", step=1)
     assert len(told) == 1
     assert "no longer kept" in told[0]
@@ -145,7 +145,7 @@ def test_filters_and_order(path: Path) -> None:
     archive.group(group(2, reward=0.8, text="<b>x</b>"), "filtered", step=2)
     archive.group(group(3, stop=Stop.SANDBOX_LOST), "given_up", step=2)
     archive.group(group(4), "evaluated", step=2, kind="eval")
-    archive.close()
+    archive.close(100)
     episodes = Episodes(path)
 
     def found(**query: str) -> list[int]:
@@ -175,7 +175,7 @@ def test_failures_that_differ_in_numbers_alone_are_one(path: Path) -> None:
     for position, error in enumerate(("box 1.2 was lost", "box 17 was lost", "boom")):
         (episode,) = group(position).episodes
         archive.group(Group(position, 0, 0, "Sums", (replace(episode, error=error),)), "pooled", step=1)
-    archive.close()
+    archive.close(100)
     found = [(failure["count"], failure["stop"]) for failure in Episodes(path).failures()]
     assert found == [(2, "finished"), (1, "finished")]
 
@@ -183,7 +183,7 @@ def test_failures_that_differ_in_numbers_alone_are_one(path: Path) -> None:
 def test_a_copy_in_a_folder_that_may_not_be_written_is_read(path: Path, tmp_path: Path) -> None:
     archive = Archive(path, limit=1 << 20)
     archive.group(group(1), "pooled", step=1)
-    archive.close()
+    archive.close(100)
     copy = tmp_path / "copy"
     copy.mkdir()
     (copy / "episodes.sqlite").write_bytes(path.read_bytes())
@@ -201,7 +201,7 @@ def test_a_reader_sees_what_a_living_writer_adds(path: Path) -> None:
     while episodes.page({})["total"] == 0:
         assert time.monotonic() < end
         time.sleep(0.02)
-    archive.close()
+    archive.close(100)
     episodes.close()
 
 

@@ -19,6 +19,11 @@ from agentrl.monitor.trackers import Trackers, check_trackers, figures_of
 LINE = {"kind": "step", "step": 3, "time": 5.0, "loss": 0.5, "version": "1.3", "envs": {"A": {"reward": 1, "n": None}}}
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trackers, "CLOSE_SECONDS", 100.0)  # a slow machine imports slowly
+
+
 def needs(package: str) -> None:
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
