@@ -12,7 +12,15 @@ from agentrl.reward.symbolic.values import Braces, Bracket, Expr, Matrix, RealSe
 LARGEST_BITS = 40_000
 """An integer power or factorial of more bits stays a symbol: it is never worked out."""
 
+
+def factorial(value: Expr) -> Expr:
+    if value.is_Integer and value.p > 3000:
+        return sympy.factorial(value, evaluate=False)
+    return sympy.factorial(value)
+
+
 SIMPLE: dict[str, Any] = {
+    "factorial": factorial,
     "sin": sympy.sin,
     "cos": sympy.cos,
     "tan": sympy.tan,
@@ -62,12 +70,6 @@ def nonzero(value: Any) -> Expr:
     if found == 0:
         raise Unreadable("a division by zero")
     return found
-
-
-def factorial(value: Expr) -> Expr:
-    if value.is_Integer and value.p > 3000:
-        return sympy.factorial(value, evaluate=False)
-    return sympy.factorial(value)
 
 
 def binomial(above: Expr, below: Expr) -> Expr:

@@ -20,6 +20,7 @@ from agentrl.reward.symbolic.arithmetic import (
     power,
     unwrapped,
 )
+from agentrl.reward.symbolic.series import matrix, series
 from agentrl.reward.symbolic.stream import Stream
 from agentrl.reward.symbolic.tokens import Token, Unreadable
 from agentrl.reward.symbolic.values import Braces, Bracket, Expr, Matrix, RealSet, Scalar, Value
@@ -43,6 +44,8 @@ class Parser(Stream):
         self.count = 0
         self.depth = 0
         self.bars = 0
+        self.bound: dict[str, Expr] = {}
+        """Letters that a sum around what is read stands for."""
 
     # -- sets
 
@@ -114,10 +117,11 @@ class Parser(Stream):
                 sign *= which if token.text == "pm" else -which
             elif token.text == "-":
                 sign = -sign
-        term = self._term()
+        term = self.term()
         return sign * number(term) if signed else term
 
-    def _term(self) -> Any:
+    def term(self) -> Any:
+        """Factors, multiplied and divided."""
         value = self._factor()
         while True:
             if self.is_op("*"):
@@ -126,6 +130,9 @@ class Parser(Stream):
             elif self.is_op("/"):
                 self.take()
                 value = number(value) / nonzero(self._signed_factor())
+            elif self.is_cmd("bmod"):
+                self.take()
+                value = sympy.Mod(number(value), nonzero(self._signed_factor()))
             elif self._starts_factor():
                 value = number(value) * number(self._factor())
             else:
@@ -142,6 +149,8 @@ class Parser(Stream):
         token = self.here
         if token.kind == "sym":
             return True
+        if token.kind == "num":  # side by side two numbers mean nothing, but for `3!2!`
+            return self.at > 0 and self.tokens[self.at - 1].text == "!"
         if token.kind == "op":
             return (
                 token.text in {"(", "{"} or (token.text == "[" and self.at > 0) or (token.text == "|" and not self.bars)
@@ -152,19 +161,20 @@ class Parser(Stream):
         base = self.postfix(self.atom())
         while self.is_op("^"):
             self.take()
-            base = self.postfix(power(number(base), self._exponent()))
+            base = self.postfix(power(number(base), self.exponent()))
         return base
 
-    def _exponent(self) -> Expr:
+    def exponent(self) -> Expr:
+        """What follows a `^`."""
         if self.is_op("+", "-"):
             negative = self.take().text == "-"
-            value = self._exponent()
+            value = self.exponent()
             return -value if negative else value
         base = number(self.atom())
         if self.is_op("^"):
             self.take()
             self._deeper()
-            base = power(base, self._exponent())
+            base = power(base, self.exponent())
             self.depth -= 1
         return base
 
@@ -236,7 +246,7 @@ class Parser(Stream):
         while self.is_op("'"):
             self.take()
             name += "'"
-        constants = {"e": sympy.E, "i": sympy.I}
+        constants = {"e": sympy.E, "i": sympy.I, **self.bound}
         return constants[name] if name in constants else sympy.Symbol(name)
 
     def _index(self) -> str:
@@ -290,6 +300,8 @@ class Parser(Stream):
             return top / nonzero(self.argument())
         if name == "binom":
             return binomial(self.argument(), self.argument())
+        if name in {"sum", "prod"}:
+            return series(self, name)
         if name in {"sqrt", "cbrt"}:
             return self._root(name)
         if name in {"lfloor", "lceil"}:
@@ -299,7 +311,7 @@ class Parser(Stream):
             self.take()
             return sympy.floor(inner) if name == "lfloor" else sympy.ceiling(inner)
         if name.startswith("begin:"):
-            return self._matrix(name[6:])
+            return matrix(self, name[6:])
         if name in GREEK:
             return self.symbol(name)
         if name in FUNCTIONS:
@@ -326,7 +338,7 @@ class Parser(Stream):
             if self.take().text == "_":
                 base = self.argument() if self.here.kind != "num" else sympy.Rational(self.take().text)
             elif exponent is None:
-                exponent = self._exponent()
+                exponent = self.exponent()
         if name in MANY:
             items = self._arguments()
             return MANY[name](*items)
@@ -367,34 +379,10 @@ class Parser(Stream):
             value = value / nonzero(self._factor())
         return sign * value
 
-    def _matrix(self, environment: str) -> Any:
-        if environment not in {"pmatrix", "bmatrix", "matrix", "Bmatrix", "vmatrix", "smallmatrix", "array"}:
-            raise Unreadable(f"the environment {environment!r}")
-        if environment == "array" and self.is_op("{"):
-            while not self.is_op("}"):
-                self.take()
-            self.take()
-        rows: list[list[Expr]] = [[]]
-        while not self.is_cmd(f"end:{environment}"):
-            if self.is_op("\\\\"):
-                self.take()
-                rows.append([])
-            elif self.is_op("&"):
-                self.take()
-            else:
-                rows[-1].append(number(self.sum()))
-        self.take()
-        rows = [row for row in rows if row]
-        if not rows or len({len(row) for row in rows}) > 1:
-            raise Unreadable("a matrix with rows of different lengths")
-        if environment == "vmatrix":
-            return sympy.Matrix(rows).det()
-        return Matrix(tuple(tuple(row) for row in rows))
-
     def _deeper(self) -> None:
         self.depth += 1
         if self.depth > DEEPEST:
             raise Unreadable(f"more than {DEEPEST} brackets in each other")
 
 
-_STARTS = frozenset({"frac", "sqrt", "cbrt", "pi", "binom", "lfloor", "lceil", "infty"})
+_STARTS = frozenset({"frac", "sqrt", "cbrt", "pi", "binom", "sum", "prod", "lfloor", "lceil", "infty"})

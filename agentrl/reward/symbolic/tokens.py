@@ -46,6 +46,26 @@ _REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{?(\d+)\}?|(\d+)
 _MIXED = re.compile(r"(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.,/^!])")
 
 
+_CHOICES = tuple(
+    re.compile(form)
+    for form in (
+        r"(?:\{\}\s*|(?<![\w)\]}])(?<![\w)\]}] ))[_^]\s*(?:\{(\w+)\}|(\w))\s*C\s*_\s*(?:\{(\w+)\}|(\w))",
+        r"(?<![\w\\])(\d+)()\s*C\s*(\d+)()(?!\w)",
+        r"(?<![\w\\])(?:n?C|nCr|\\binom)()\(([^(),{}]+),([^(),{}]+)()\)",
+        r"(?<![\w\\])C()_\{?(\d+)\}?\^\{?(\d+)()\}?",
+    )
+)
+"""How binomial coefficients are written besides `\binom`: `{}_5C_2`, `^5C_2`, `5C2`, `C(5,2)`, `nCr(5,2)`, `C_5^2`."""
+
+
+def _chosen(found: re.Match[str]) -> str:
+    above, below = (found[1] or found[2]).strip(), (found[3] or found[4]).strip()
+    # `C(2,3)` is a point.
+    if above.isdecimal() and below.isdecimal() and int(above) < int(below):
+        return found[0]
+    return f"\\binom{{{above}}}{{{below}}}"
+
+
 def tokenize(text: str, *, grouped: bool = True) -> list[Token]:
     """The tokens of `text`; Unreadable where a character has no meaning.
 
@@ -63,6 +83,8 @@ def _plain(text: str) -> str:
     text = re.sub("[₀₁₂₃₄₅₆₇₈₉]+", lambda m: "_{" + m[0].translate(_INDICES) + "}", text)
     text = re.sub(r"\{([^{}]*)\\over(?![a-z])([^{}]*)\}", r"\\frac{\1}{\2}", text)
     text = re.sub(r"\{([^{}]*)\\choose(?![a-z])([^{}]*)\}", r"\\binom{\1}{\2}", text)
+    for form in _CHOICES:
+        text = form.sub(_chosen, text)
     text = re.sub(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)", r"\\times ", text)
     text = text.replace(r"\(", " ").replace(r"\)", " ").replace(r"\[", " ").replace(r"\]", " ")
     # A negative or thin space after a digit's comma is how LaTeX sets thousands; so are thin spaces between groups.

@@ -10,7 +10,7 @@ def _set(words: str) -> frozenset[str]:
 FUNCTIONS = _set(
     """
     sin cos tan cot sec csc arcsin arccos arctan arccot asin acos atan sinh cosh tanh coth ln log lg exp
-    sqrt cbrt abs floor ceil min max gcd lcm det
+    sqrt cbrt abs floor ceil min max gcd lcm det factorial
     """
 )
 GREEK = _set(
@@ -176,6 +176,7 @@ SAME = {
     "dbinom": "binom",
     "tbinom": "binom",
     "choose": "choose",
+    "mod": "bmod",
     "leq": "le",
     "geq": "ge",
     "leqslant": "le",

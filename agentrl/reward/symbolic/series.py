@@ -1,0 +1,68 @@
+"""Sums and products with written bounds, and matrices: constructs of several parts, read with the parser's help."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import sympy
+
+from agentrl.reward.symbolic.arithmetic import number
+from agentrl.reward.symbolic.tokens import Unreadable
+from agentrl.reward.symbolic.values import Expr, Matrix
+
+if TYPE_CHECKING:
+    from agentrl.reward.symbolic.expression import Parser
+
+MOST_TERMS = 1000
+"""A sum of more terms is not worked out."""
+
+
+def series(parser: Parser, name: str) -> Expr:
+    r"""What follows `\sum` or `\prod`: `_{k=1}^{10}` and one term, whose `k` is bound, `i` and `e` too."""
+    parser.expect("_")
+    parser.expect("{")
+    index = parser.take()
+    if index.kind != "sym":
+        raise Unreadable(f"\\{name} over {index.text!r}")
+    parser.expect("=")
+    first = number(parser.sum())
+    parser.expect("}")
+    parser.expect("^")
+    last = parser.exponent()
+    if not (first.is_Integer and last.is_Integer):
+        raise Unreadable(f"\\{name} from {first} to {last}: both must be whole numbers")
+    if last - first >= MOST_TERMS:
+        raise Unreadable(f"\\{name} of {last - first + 1} terms, at most {MOST_TERMS} are worked out")
+    symbol = sympy.Dummy(index.text)
+    before, parser.bound = parser.bound, {**parser.bound, index.text: symbol}
+    body = number(parser.term())
+    parser.bound = before
+    terms = [body.subs(symbol, at) for at in range(int(first), int(last) + 1)]
+    result: Expr = sympy.Add(*terms) if name == "sum" else sympy.Mul(*terms)
+    return result
+
+
+def matrix(parser: Parser, environment: str) -> Any:
+    """The rows of a matrix up to its end; the determinant of a `vmatrix`."""
+    if environment not in {"pmatrix", "bmatrix", "matrix", "Bmatrix", "vmatrix", "smallmatrix", "array"}:
+        raise Unreadable(f"the environment {environment!r}")
+    if environment == "array" and parser.is_op("{"):
+        while not parser.is_op("}"):
+            parser.take()
+        parser.take()
+    rows: list[list[Expr]] = [[]]
+    while not parser.is_cmd(f"end:{environment}"):
+        if parser.is_op("\\\\"):
+            parser.take()
+            rows.append([])
+        elif parser.is_op("&"):
+            parser.take()
+        else:
+            rows[-1].append(number(parser.sum()))
+    parser.take()
+    rows = [row for row in rows if row]
+    if not rows or len({len(row) for row in rows}) > 1:
+        raise Unreadable("a matrix with rows of different lengths")
+    if environment == "vmatrix":
+        return sympy.Matrix(rows).det()
+    return Matrix(tuple(tuple(row) for row in rows))
