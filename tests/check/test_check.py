@@ -7,6 +7,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -211,3 +212,11 @@ def test_codes_are_stable_and_unique() -> None:
     values = [code.label for code in Code]
     assert len(set(values)) == len(values) == 34
     assert all(value == value.lower().replace("_", "-") for value in values)
+
+
+def test_the_page_explains_every_code() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "environments.md").read_text()
+    for code in Code:
+        kind = "error" if code.error else "warning"
+        assert f"| `{code.label}` | {kind} |" in page
+        assert code.remedy in page

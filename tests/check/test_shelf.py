@@ -40,8 +40,10 @@ def shelf() -> list[type[Env]]:
 ENVS = [env_class for env_class in shelf() if env_class.__name__ != "BlackBox"]  # plays a program that a row names
 # A sandbox or a server each costs seconds: these are broken in the ways that an issue is made of.
 COSTLY = ("Code", "MathPython", "Shop", "ReasoningGym")
-CORE = ("unseeded", "shared-state", "step-after-end", "swapped-flags", "blocks-loop", "leaked-task", "leaked-process")
-CORE += ("leaked-file", "reward-range", "reward-not-finite", "tool-schema", "template", "odd-input")
+CORE: tuple[str, ...] = (
+    *("unseeded", "shared-state", "step-after-end", "swapped-flags", "blocks-loop", "leaked-task", "leaked-process"),
+    *("leaked-file", "reward-range", "reward-not-finite", "tool-schema", "template", "odd-input"),
+)
 
 
 @functools.cache
