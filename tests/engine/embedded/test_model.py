@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
+from agentrl.engine.embedded import linear
 from agentrl.engine.embedded.model import (
     Chunk,
     KVCache,
@@ -74,6 +75,29 @@ def test_forward_equals_transformers(tmp_path: Path, shape: dict[str, Any], chan
         step = model.decode(weights, torch.tensor([a[30 + i], b[7 + i]]), torch.tensor([30 + i, 7 + i]))
         worst = max(worst, _worst(step[0], folder, a[: 31 + i]), _worst(step[1], folder, b[: 8 + i]))
     assert worst < 1e-4
+
+
+@torch.inference_mode()
+def test_packed_weights_give_the_same_forward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = vivid_model(tmp_path / "m", 1, family="qwen2")
+    sums = checksums(_model(folder)[1])
+    monkeypatch.setattr(linear, "_SMALLEST", 1)
+    model, weights = _model(folder)
+    logits = model.prefill(weights, torch.tensor(TOKENS[:20]), [Chunk(0, 0, 20)])
+    worst = _worst(logits[0], folder, TOKENS[:20])
+    for i in range(20, 24):
+        step = model.decode(weights, torch.tensor([TOKENS[i]]), torch.tensor([i]))
+        worst = max(worst, _worst(step[0], folder, TOKENS[: i + 1]))
+    assert worst < 1e-4
+    assert checksums(weights) == sums
+
+
+def test_bfloat16_holds_rounded_values(tmp_path: Path) -> None:
+    folder = vivid_model(tmp_path / "m", 0)
+    weights = load_weights(folder, read_shape(folder), torch.bfloat16)
+    given = torch.from_numpy(load_file(folder / "model.safetensors")["model.embed_tokens.weight"])
+    assert weights.embed.dtype is linear.computed_in(torch.bfloat16)
+    assert torch.equal(weights.embed, given.bfloat16().to(weights.embed.dtype))
 
 
 def test_a_tied_head_follows_the_embedding(tmp_path: Path) -> None:
