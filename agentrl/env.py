@@ -19,11 +19,15 @@ class Env:
     ```python
     class GuessNumber(Env):
         async def reset(self, *, seed=None, options=None):
+            self.over = False
             return [{"role": "user", "content": "Guess my number, 1 to 9."}], {}
 
         async def step(self, action):
-            guess, secret = action["content"].strip(), str(self.row["secret"])
-            if guess == secret:
+            if self.over:
+                raise ContractError("the episode is over; call reset first")
+            guess, secret = (action.get("content") or "").strip(), str(self.row["secret"])
+            self.over = guess == secret
+            if self.over:
                 return Step([], 1.0, True, False, {})
             hint = "higher" if guess < secret else "lower"
             return Step([{"role": "user", "content": hint}], 0.0, False, False, {})
