@@ -4,7 +4,7 @@
 POST /v1/chat/completions                   Authorization: Bearer <session key>
 POST /s/<session key>/v1/chat/completions   for clients that send a key of their own
 POST /v1/completions                        one raw prompt, text or token ids; the same two ways
-GET  /v1/models                             the same two ways
+GET  /v1/models, /v1/models/<name>          the same two ways
 ```
 """
 
@@ -132,6 +132,7 @@ class Endpoint:
             app.router.add_post(f"{prefix}/v1/chat/completions", self._chat)
             app.router.add_post(f"{prefix}/v1/completions", self._text)
             app.router.add_get(f"{prefix}/v1/models", self._models)
+            app.router.add_get(f"{prefix}/v1/models/{{model}}", self._models)
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
         site = web.TCPSite(self._runner, self.options.host, self.options.port, backlog=_BACKLOG)
@@ -164,6 +165,9 @@ class Endpoint:
         if self._session_of(request) is None:
             return _no_session()
         model = {"id": self.options.model_name, "object": "model", "created": 0, "owned_by": "agentrl"}
+        if "model" in request.match_info:
+            # Requests may name any model, so every name is one.
+            return _json({**model, "id": request.match_info["model"]})
         return _json({"object": "list", "data": [model]})
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:

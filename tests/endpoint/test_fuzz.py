@@ -61,7 +61,9 @@ KNOWN = {
     "stream": st.booleans() | JUNK,
     "stream_options": st.just({"include_usage": True}) | JUNK,
     "logprobs": st.booleans() | st.integers(0, 2) | JUNK,
-    "top_logprobs": JUNK,
+    "top_logprobs": st.integers(0, 21) | JUNK,
+    "regex": ANY_TEXT | JUNK,
+    "ebnf": ANY_TEXT | JUNK,
     "tools": st.lists(TOOL, max_size=2) | JUNK,
     "tool_choice": st.sampled_from(["auto", "none", "required", {"type": "function", "function": {"name": "f"}}])
     | JUNK,
@@ -82,7 +84,7 @@ TEXT = st.fixed_dictionaries(
 )
 BODY = (CHAT | TEXT | JUNK).map(lambda value: json.dumps(value).encode()) | st.binary(max_size=40)
 PATH = st.sampled_from(
-    ["chat/completions", "completions", "models", "responses", "chat/completions/", "../v1/models", "%00"]
+    ["chat/completions", "completions", "models", "models/x", "responses", "chat/completions/", "../v1/models", "%00"]
 )
 HEADERS = st.fixed_dictionaries(
     {},
@@ -100,7 +102,9 @@ async def send(template: ChatTemplate, requests: list[Any]) -> None:
     turns = iter(range(1 << 30))
     said = ["yes<|im_end|>", "<think>a", '<tool_call>{"name": "f", "arguments": {}}</tool_call><|im_end|>', "", "{"]
     engine = ScriptedEngine(
-        lambda prompt: template.encode_text(said[next(turns) % len(said)]).tolist(), decode=template.decode
+        lambda prompt: template.encode_text(said[next(turns) % len(said)]).tolist(),
+        decode=template.decode,
+        grammars=True,
     )
     endpoint = Endpoint(engine, template, EndpointOptions(untrained_sampling="mark", retry_grace=0.0))
     await endpoint.start()

@@ -63,6 +63,7 @@ async def test_a_session_is_found_by_key_or_path_and_is_alone(setup: Callable[..
         by_key = openai.AsyncOpenAI(base_url=f"{s.endpoint.url}/v1", api_key=two.api_key)
         await by_key.chat.completions.create(model="m", messages=[USER])  # type: ignore[list-item]
         assert [m.id for m in (await by_key.models.list()).data] == ["policy"]
+        assert (await by_key.models.retrieve("gpt-4o")).id == "gpt-4o"
         await by_key.close()
         assert (one.marks(), len(two.marks())) == ((), 1)
         stranger = openai.AsyncOpenAI(base_url=f"{s.endpoint.url}/v1", api_key="sk-guess")
