@@ -54,8 +54,10 @@ class Report:
     """Sequences in a decode step."""
     trainer_idle: float
     """The share of its time that the trainer waits for a batch."""
+    conductor_busy: float
+    """The share of its time that the conductor's event loop has work."""
     train_seconds: float
-    """A step's, without that wait."""
+    """A step's, without the trainer's wait; its fetches from the conductor included."""
     publish_seconds: float
     staleness_mean: float
     """Versions, over trained tokens."""
@@ -131,7 +133,6 @@ class _Simulation:
         self._plan, self._options, self._seed, self._scale = plan, options, seed, scale
         self._version = Version(1, 0)
         self._sums = _Sums()
-        self._line = Line()
         self._finished: dict[int, Group] = {}
         """The groups in the pool: decoding them from it again would be a sixth of a simulation's time."""
 
@@ -140,7 +141,8 @@ class _Simulation:
             self._plan.engines, self._plan.engine, self._version, interrupt=self._plan.interrupt
         )
         pool = await Pool.open(scratch / "pool.sqlite")
-        work, line = self._plan.work, self._line
+        self._line = line = Line()
+        work = self._plan.work
         call = self._scale * self._plan.conductor.request  # each call stands for as many
         self._runner = runner = Runner(
             self._options,
@@ -219,6 +221,7 @@ class _Simulation:
         self._sums = _Sums()
         self._counts = Counter(self._runner.counts)
         self._fleet.publish_seconds = 0.0
+        self._used = self._line.busy()
         for engine in self._fleet.engines:
             engine.reset()
 
@@ -237,6 +240,7 @@ class _Simulation:
             engine_prefill=sum(g.prefill for g in gauges) / whole,
             decode_batch=sum(g.tokens for g in gauges) / max(sum(g.steps for g in gauges), 1e-9),
             trainer_idle=sums.waited / seconds,
+            conductor_busy=(self._line.busy() - self._used) / seconds,
             train_seconds=sums.trained / steps,
             publish_seconds=self._fleet.publish_seconds / steps,
             staleness_mean=sum(age * n for age, n in sums.stale.items()) / stale,

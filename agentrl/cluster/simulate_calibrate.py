@@ -1,7 +1,7 @@
 """Costs and episodes from what a run measured itself: `metrics.jsonl`, `episodes.sqlite` and `config.toml`.
 
 Engines: in each step's window, the seconds in which requests were in flight (publishes left out) are explained by
-decode steps, sampled tokens and requests. Conductor: how long the trainer's fetches took, by the requests in flight.
+decode steps, sampled tokens and requests. Conductor: by how much other work slowed the trainer's fetches down.
 Trainer: what remains of a step without waits, by packed tokens.
 All by least squares with coefficients that are not negative. Episodes: as the newest that the run kept.
 """
@@ -34,6 +34,10 @@ WARM_UP = 3
 LEAST = 6
 """Windows that are needed beyond them."""
 GROUPS = 512
+LEAST_FETCH = 2e-3
+"""Seconds of the conductor that sending a group takes at least: shorter fetches met an idle one."""
+LEAST_SHARE = 0.02
+"""Of the time of a model call that is an engine's, however busy the conductor."""
 
 Line = Mapping[str, Any]
 
@@ -82,7 +86,9 @@ def calibrate(path: Path) -> Calibration:
     stall = fmean(line["publish/stall_ms"] for line in publishes[1:] or publishes) / 1e3
     engine, told = _engine(windows, config, stall)
     train = _trainer(lines[WARM_UP:])
-    conductor = _conductor(lines[WARM_UP:], config.rollout.groups_per_step)
+    loop = _conductor(lines[WARM_UP:], config)
+    engine = engine.slower(max(1.0 - loop.share, LEAST_SHARE))
+    conductor = loop.cost
     bodies = recent_bodies(path / "episodes.sqlite", GROUPS) or stored_bodies(folder.pool, GROUPS)
     if not bodies:
         raise ConfigError(f"{path} holds no episodes any more: keep them with monitor.keep_mb")
@@ -154,11 +160,27 @@ def _trainer(lines: Sequence[Line]) -> TrainCost:
     return TrainCost(fixed, token, hand_over=hand_over)
 
 
-def _conductor(lines: Sequence[Line], groups: int) -> ConductorCost:
-    """A fetch stands in line behind, on average, half of the model calls that are under way."""
-    rows = [[1.0, line["engine/in_flight_mean"] / 2] for line in lines]
-    group, request = _least_squares(rows, [line["seconds/fetch"] / groups for line in lines])
-    return ConductorCost(request, group)
+class _Loop(NamedTuple):
+    """The conductor's event loop: its costs, and the share of requests in flight that wait for it, not for engines."""
+
+    cost: ConductorCost
+    share: float
+
+
+def _conductor(lines: Sequence[Line], config: RunConfig) -> _Loop:
+    """A fetch among n pieces of work takes 1 + n times as long: how long fetches take tells n.
+
+    With n under way the loop is used n / (1 + n) of the time. Fetches of a synchronous run meet nothing else: it tells
+    only their own cost.
+    """
+    fetch = fmean(line["seconds/fetch"] for line in lines) / config.rollout.groups_per_step
+    if config.rollout.staleness == 0:
+        return _Loop(ConductorCost(group=fetch), 0.0)
+    in_flight = max(fmean(line["engine/in_flight_mean"] for line in lines), 1e-9)
+    group = max(LEAST_FETCH, fetch / (1.0 + in_flight))
+    waiting = max(0.0, fetch / group - 1.0)
+    calls = fmean(line["engine/requests_per_second"] / max(1.0 - line["engine/idle_share"], 1e-9) for line in lines)
+    return _Loop(ConductorCost(waiting / (1.0 + waiting) / max(calls, 1e-9), group), waiting / in_flight)
 
 
 def _least_squares(rows: Sequence[Sequence[float]], values: Sequence[float]) -> tuple[float, ...]:

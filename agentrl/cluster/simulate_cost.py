@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 _NORMAL = NormalDist()
@@ -118,6 +118,17 @@ class EngineCost:
     recompute: bool = True
     """Whether a publish empties the cache, so that what runs is prefilled again."""
 
+    def slower(self, factor: float) -> EngineCost:
+        """Every time of generation multiplied; a publish takes as long as before."""
+        return replace(
+            self,
+            step=self.step * factor,
+            sequence=self.sequence * factor,
+            context=self.context * factor,
+            prefill=self.prefill * factor,
+            request=self.request * factor,
+        )
+
     def decode(self, sequences: float, context: float) -> float:
         """Seconds of one decode step."""
         return self.step + self.sequence * sequences + self.context * context
@@ -143,7 +154,7 @@ class TrainCost:
 
 @dataclass(frozen=True, slots=True)
 class ConductorCost:
-    """The one process through which everything goes: what waits for it waits in line."""
+    """The one process through which everything goes, and whose time is shared by all that is under way."""
 
     request: float = 1e-3
     """Seconds a model call: rendering, parsing, recording, HTTP; 0.3 to 1.3 ms of CPU were measured."""

@@ -223,17 +223,57 @@ class VirtualEngine:
 
 
 class Line:
-    """The conductor's event loop: one piece of work after the other."""
+    """The conductor's event loop. All that is under way takes turns: with n pieces of work each goes n times slower."""
 
     def __init__(self) -> None:
-        self._free = 0.0
+        self._loop = asyncio.get_running_loop()
+        self._at = self._loop.time()
+        self._share = 0.0
+        self._busy = 0.0
+        self._ends: list[tuple[float, int, asyncio.Future[None]]] = []
+        self._count = 0
+        self._timer: asyncio.TimerHandle | None = None
 
     async def work(self, seconds: float) -> None:
-        """Wait for one's turn, and for the work itself."""
-        loop = asyncio.get_running_loop()
-        self._free = max(self._free, loop.time()) + seconds
-        if seconds > 0:
-            await asyncio.sleep(self._free - loop.time())
+        """Be done after `seconds` of the loop's time."""
+        if seconds <= 0:
+            return
+        self._advance()
+        done: asyncio.Future[None] = self._loop.create_future()
+        self._count += 1
+        heapq.heappush(self._ends, (self._share + seconds, self._count, done))
+        self._go_on()
+        await done
+
+    def busy(self) -> float:
+        """Seconds in which something was under way, so far."""
+        self._advance()
+        return self._busy
+
+    def _advance(self) -> None:
+        """`_share` counts the seconds that each piece of work has had."""
+        now = self._loop.time()
+        if self._ends:
+            self._busy += now - self._at
+            self._share += (now - self._at) / len(self._ends)
+        self._at = now
+
+    def _go_on(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._ends:
+            left = max(0.0, self._ends[0][0] - self._share) * len(self._ends)
+            self._timer = self._loop.call_later(left, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._advance()
+        while self._ends and self._ends[0][0] <= self._share + 1e-9:
+            done = heapq.heappop(self._ends)[2]
+            if not done.done():  # a cancelled episode's work is done all the same
+                done.set_result(None)
+        self._go_on()
 
 
 class Fleet:

@@ -164,11 +164,15 @@ def test_an_asynchronous_run_is_as_fast_as_its_slower_side() -> None:
     assert slow_engines.staleness_max <= 2
 
 
-def test_everything_stands_in_line_for_the_conductor() -> None:
-    report = simulate(plan(conductor=ConductorCost(request=0.1, group=0.5)), rollout(), steps=2)
+def test_the_conductor_s_time_is_shared_by_all_that_is_under_way() -> None:
+    made = plan(conductor=ConductorCost(request=0.1, group=0.5))
+    report = simulate(made, rollout(), steps=2)
+    assert report.conductor_busy == pytest.approx((16 * 0.1 + 4 * 0.5) / report.step_seconds)
+    # Sixteen calls begin at once and end together; the trainer then fetches four groups, alone.
     assert report.step_seconds == pytest.approx(16 * 0.1 + 1.0 + 4 * 0.5 + 1.0)
-    part = simulate(plan(conductor=ConductorCost(request=0.1, group=0.5)), rollout(), steps=2, scale=2)
-    assert part.step_seconds == pytest.approx(report.step_seconds)
+    assert simulate(made, rollout(), steps=2, scale=2).step_seconds == pytest.approx(report.step_seconds)
+    # Calls that go on meanwhile slow the fetches down.
+    assert simulate(made, rollout(staleness=2), steps=2).train_seconds > 4 * 0.5 + 1.0 + 0.5
 
 
 def test_the_bound_holds_and_the_result_is_the_same_again() -> None:
