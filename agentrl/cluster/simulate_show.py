@@ -58,13 +58,13 @@ def _table(title: str, trials: Sequence[Trial], best: Trial) -> str:
     """Plain text: a table that is cut off at the terminal's edge says nothing."""
     lines = [
         title,
-        "engines ranks   η   tokens/s  s a step  engines: idle paused  reads  batch trainer waits conductor  stale  max",
+        "engines ranks   η   tokens/s  s a step engines: idle paused  reads  batch trainer waits conductor  stale  max",
     ]
     for trial in trials:
         report = trial.report
         lines.append(
             f"{trial.engines:7} {trial.ranks:5} {trial.staleness:3} {report.tokens_per_second:10.0f} "
-            f"{report.step_seconds:9.2f} {100 * report.engine_idle:12.0f} % {100 * report.engine_paused:4.0f} % "
+            f"{report.step_seconds:9.2f} {100 * report.engine_idle:11.0f} % {100 * report.engine_paused:4.0f} % "
             f"{100 * report.engine_prefill:4.0f} % {report.decode_batch:6.0f} {100 * report.trainer_idle:11.0f} % "
             f"{100 * report.conductor_busy:7.0f} % "
             f"{report.staleness_mean:6.2f} {report.staleness_max:4}{'  <' if trial is best else ''}"
@@ -80,7 +80,7 @@ def _warnings(best: Trial) -> list[str]:
     ]
     if best.report.conductor_busy > 0.7:
         told.append(
-            f"the conductor is busy for {_percent(best.report.conductor_busy)} of the time: more devices would wait for it"
+            f"the conductor is busy for {_percent(best.report.conductor_busy)} of the time: more devices wait for it"
         )
     if best.scale > 1:
         told.append(f"simulated at 1/{best.scale} of the size: what waits for the longest episode is a little too good")
