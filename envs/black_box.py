@@ -39,7 +39,7 @@ class BlackBox(Env):
         self.over = True
         try:
             said = json.loads(action.get("content") or "")
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):  # no JSON, a number of thousands of digits, brackets without end
             said = None
         if not isinstance(said, dict):
             said = {"answer": action.get("content") or ""}

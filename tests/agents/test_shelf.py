@@ -344,3 +344,13 @@ def test_a_black_box_is_a_function_or_a_program() -> None:
     for given in ({}, {"run": print, "command": ["x"]}, {"run": print, "cwd": "x"}, {"run": "math:pi"}):
         with pytest.raises(ConfigError):
             BlackBox(**given)
+
+
+@pytest.mark.parametrize("said", ["no JSON", "9" * 5000, "[" * 100_000, "[1]", "null", '"text"'])
+async def test_what_is_no_reward_is_no_verdict_or_judged(said: str) -> None:
+    env = BlackBoxEnv(ROW)
+    await env.reset()
+    assert (await env.step({"role": "assistant", "content": said}))[1:3] == (None, True)
+    judged = BlackBoxEnv(ROW, reward=f"{__file__}:judge")
+    await judged.reset()
+    assert (await judged.step({"role": "assistant", "content": said})).reward == 0.0
