@@ -31,6 +31,8 @@ from agentrl.types import Context, Episode, Group, Sampled, Segment, Stop, Traje
 
 GROUPS, SAMPLES, ANSWER = 8, 8, 2
 TRAIN = TrainOptions(steps=40, lr=5e-2, checkpoint_every=5, keep_checkpoints=2, tokens_per_microbatch=400)
+SECONDS = 300
+"""For a trainer to start and do its steps; a handful where nothing else runs."""
 
 
 class Rollouts:
@@ -154,6 +156,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+async def gone(process: asyncio.subprocess.Process) -> None:
+    """No trainer is left behind by a test that failed."""
+    if process.returncode is None:
+        process.kill()
+        await process.wait()
+
+
+@pytest.mark.timeout(3 * SECONDS)
 async def test_it_learns_stops_and_goes_on(folder: Path, tiny: Path) -> None:
     """One rank learns and is stopped while it waits; two ranks go on from its checkpoint until the feed is over."""
     rollouts = Rollouts(tiny, last=12, over=None)
@@ -162,9 +172,12 @@ async def test_it_learns_stops_and_goes_on(folder: Path, tiny: Path) -> None:
     try:
         await server.begin(1)
         process = await start(a_job(folder, tiny, url), server, folder, 1)
-        await asyncio.wait_for(rollouts.idle.wait(), 60)
-        process.send_signal(signal.SIGTERM)
-        code = await asyncio.wait_for(process.wait(), 5)
+        try:
+            await asyncio.wait_for(rollouts.idle.wait(), SECONDS)
+            process.send_signal(signal.SIGTERM)
+            code = await asyncio.wait_for(process.wait(), SECONDS)
+        finally:
+            await gone(process)
         log = (folder / "log-1").read_text()
         assert code == 0, log[-3000:]
         assert "told to stop" in log
@@ -195,7 +208,10 @@ async def test_it_learns_stops_and_goes_on(folder: Path, tiny: Path) -> None:
         train = TRAIN.model_copy(update={"minibatches": 2})
         job = a_job(folder, tiny, url, incarnation=2, resume=saved.path, train=train)
         process = await start(job, server, folder, 2)
-        code = await asyncio.wait_for(process.wait(), 90)
+        try:
+            code = await asyncio.wait_for(process.wait(), SECONDS)
+        finally:
+            await gone(process)
         assert code == 0, (folder / "log-2").read_text()[-3000:]
     finally:
         await server.stop()
@@ -213,6 +229,7 @@ def same_weights(one: Path, other: Path) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
 
 
+@pytest.mark.timeout(2 * SECONDS)
 async def test_a_job_that_cannot_work_ends_with_its_cause(folder: Path) -> None:
     (folder / "empty").mkdir()
     job = a_job(folder, folder / "empty", "http://127.0.0.1:9")
@@ -226,6 +243,9 @@ async def test_a_job_that_cannot_work_ends_with_its_cause(folder: Path) -> None:
         env={**os.environ, "AGENTRL_TOKEN": "x"},
         stderr=asyncio.subprocess.PIPE,
     )
-    _, text = await asyncio.wait_for(process.communicate(), 60)
+    try:
+        _, text = await asyncio.wait_for(process.communicate(), SECONDS)
+    finally:
+        await gone(process)
     assert process.returncode == 1
     assert "config.json" in text.decode().splitlines()[-1]
