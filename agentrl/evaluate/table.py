@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from agentrl.evaluate.play import Line, rewards_of
@@ -16,12 +17,18 @@ from agentrl.evaluate.stats import Estimate, Summary, summarize
 def show(sets: Mapping[str, Summary], console: Console) -> None:
     """Print it; intervals are at 95 %."""
     several = sorted({j for summary in sets.values() for j in summary.passes if j > 1})
-    table = Table(caption="[low, high]: 95 % interval over rows")
+    table = Table(caption="in brackets: the 95 % interval, over rows")
     for heading in ("data", "rows", "scored", "avg@k", "pass@1", *(f"pass@{j}" for j in several)):
         table.add_column(heading, justify="left" if heading == "data" else "right")
     for name, found in sets.items():
         passes = [str(found.passes[j]) if j in found.passes else "–" for j in (1, *several)]
-        table.add_row(name, str(found.rows), f"{found.scored}/{found.episodes}", str(found.average), *passes)
+        table.add_row(
+            escape(name),
+            str(found.rows),
+            f"{found.scored}/{found.episodes}",
+            escape(str(found.average)),
+            *map(escape, passes),
+        )
     console.print(table)
 
 
