@@ -91,7 +91,7 @@ class Archive:
         """Changes that are not written yet."""
         return self._queue.qsize()
 
-    def close(self, timeout: float = 10.0) -> None:
+    def close(self, timeout: float = 30.0) -> None:
         """Write what waits, for at most `timeout` seconds, and close the file."""
         self._closing.set()
         try:
