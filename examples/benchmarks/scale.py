@@ -113,7 +113,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each rollout measurement")
-    parser.add_argument("--link", type=float, default=5e5, help="bytes a second that a host sends")
+    parser.add_argument("--link", type=float, default=2.5e5, help="bytes a second that a host sends")
     parser.add_argument("--episodes", type=int, default=0, help="also play so many at once, on 64 engines")
     parser.add_argument("--only", choices=["rollouts", "publish", "lost"])
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -128,14 +129,17 @@ def test_a_host_that_is_cut_off_frozen_or_lost_costs_nothing_but_time(cluster: C
         text = (cluster.run / "logs" / "conductor.log").read_text()
         return text.count(f"engine worker {host.short}-engine serves")
 
-    # The rank is on `a` first. Each strike takes its host and an engine's, and it goes on at the other one.
-    for host, strike, heal in ((cluster.a, Host.cut, Host.mend), (cluster.b, Host.freeze, Host.thaw)):
-        was_lost, served = lost(host), serves(host)
+    def strikes(host: Host, strike: Callable[[Host], None], heal: Callable[[Host], None]) -> None:
+        before = lost(host)
         strike(host)
-        cluster.until(lambda host=host, n=was_lost: lost(host) >= n + 2, conductor)  # type: ignore[misc]
+        cluster.until(lambda: lost(host) >= before + 2, conductor)
         goes_on()
         heal(host)
-        cluster.until(lambda host=host, n=served: serves(host) > n, conductor)  # type: ignore[misc]
+
+    served = serves(cluster.a)
+    strikes(cluster.a, Host.cut, Host.mend)
+    cluster.until(lambda: serves(cluster.a) > served, conductor)
+    strikes(cluster.b, Host.freeze, Host.thaw)  # from here on the rank is on `a`, wherever it was before
     cluster.a.kill()
     goes_on()
     conductor.send_signal(signal.SIGINT)
@@ -143,3 +147,20 @@ def test_a_host_that_is_cut_off_frozen_or_lost_costs_nothing_but_time(cluster: C
     found = ledger(cluster.run)
     assert found["incarnations"] >= 3
     assert found["steps"] > 6
+
+
+@pytest.mark.sglang
+@pytest.mark.timeout(900)
+@pytest.mark.skipif("AGENTRL_SGLANG_PYTHON" not in os.environ, reason="set AGENTRL_SGLANG_PYTHON")
+def test_a_real_sglang_on_another_host(cluster: Cluster) -> None:
+    python = os.environ["AGENTRL_SGLANG_PYTHON"]
+    sglang = ("engine.kind=sglang", f"engine.python={python}", "engine.max_running=8")
+    conductor = cluster.train(*sglang, "train.steps=2", "eval.every=1000", lost=60.0)
+    cluster.lend(cluster.a, "engine")
+    cluster.lend(cluster.b, "trainer")
+    assert conductor.wait(800) == 0, cluster.output()
+    steps = lines(cluster.run, "step")
+    assert [s["version"] for s in steps] == ["1.1", "1.2"]
+    assert steps[0]["behaviour/abs_log_weight_max"] < 1e-3, "trainer and SGLang agree on the log-probs of version 0"
+    assert lines(cluster.run, "publish")[-1]["version"] == "1.2"
+    assert ledger(cluster.run)["steps"] == 2
