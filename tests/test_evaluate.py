@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -264,6 +264,7 @@ def test_pass_at_k_is_the_share_of_draws_that_hold_a_pass() -> None:
             pass_at(*wrong)
 
 
+@settings(deadline=None, derandomize=True)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=40))
 def test_intervals_hold_the_mean_and_are_never_empty(values: list[float]) -> None:
     found = interval(values)
