@@ -41,16 +41,12 @@ class _Held(NamedTuple):
 class Shelf:
     """The folders that this process serves."""
 
-    def __init__(
-        self, find: Callable[[str], Path | None] = lambda name: None, bytes_per_second: float | None = None
-    ) -> None:
-        """`find` tells where a folder is that was not put here but made by another process.
-
-        `bytes_per_second` is what all downloads from here may take of the link together, None for all that it gives.
-        """
+    def __init__(self, find: Callable[[str], Path | None] = lambda name: None) -> None:
+        """`find` tells where a folder is that was not put here but made by another process."""
+        self.bytes_per_second: float | None = None
+        """What all downloads from here may take of the link together; None for all that it gives."""
         self._held: dict[str, _Held] = {}
         self._find = find
-        self._rate = bytes_per_second
         self._free_at = 0.0
 
     def put(self, name: str, folder: Path, listing: Listing | None = None) -> None:
@@ -108,9 +104,9 @@ class Shelf:
         # Only what is listed: no path of the request ever reaches the file system by itself.
         if path not in await asyncio.shield(held.listing):
             return answer(404, {"error": f"folder {request.match_info['name']!r} has no file {path!r}"})
-        if self._rate is None:
+        if self.bytes_per_second is None:
             return web.FileResponse(held.folder / path, chunk_size=BLOCK)
-        return await self._slowly(request, held.folder / path, self._rate)
+        return await self._slowly(request, held.folder / path, self.bytes_per_second)
 
     async def _slowly(self, request: web.Request, path: Path, rate: float) -> web.StreamResponse:
         response = web.StreamResponse()

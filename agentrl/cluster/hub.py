@@ -69,10 +69,9 @@ class Hub:
         run: str,
         note: Callable[[str], None],
         probe_dir: Path | None = None,
-        bytes_per_second: float | None = None,
     ) -> None:
         self.options, self.token = options, token
-        self.shelf = Shelf(bytes_per_second=bytes_per_second)
+        self.shelf = Shelf()
         self.url = ""
         self.nonce = secrets.token_hex(4)
         """Of this start of the conductor: leases and names of folders of another one are none of ours."""

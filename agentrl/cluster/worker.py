@@ -133,17 +133,13 @@ class Worker:
         options: WorkerOptions,
         scratch: Path,
         make_engine: type[EngineRun] = EngineRun,
-        bytes_per_second: float | None = None,
     ) -> None:
-        """`make_engine` runs an engine's task: with another class than `EngineRun`, another kind of engine.
-
-        `bytes_per_second` is what others may download from here.
-        """
+        """`make_engine` runs an engine's task: with another class than `EngineRun`, another kind of engine."""
         self._options, self._make_engine = options, make_engine
         self._conductor = options.conductor.rstrip("/")
         self._host = options.host or _facing(self._conductor)
         self._scratch = scratch
-        self._shelf = Shelf(self._find, bytes_per_second)
+        self.shelf = Shelf(self._find)
         self._over = asyncio.Event()
         self._changed = asyncio.Event()
         self._run: Run | None = None
@@ -155,7 +151,7 @@ class Worker:
         """Join, beat and obey."""
         async with open_http(self._options.token) as http, aiohttp.ClientSession() as local:
             self._http, self._local = http, local
-            self._store = Store(http, self._shelf, self._scratch)
+            self._store = Store(http, self.shelf, self._scratch)
             runner = await self._listen()
             try:
                 await self._until_over()
@@ -301,7 +297,7 @@ class Worker:
 
     async def _listen(self) -> web.AppRunner:
         files = web.Application(middlewares=[guard(self._options.token)])
-        files.add_routes(self._shelf.routes())
+        files.add_routes(self.shelf.routes())
         app = web.Application(middlewares=[guard(self._options.token)], client_max_size=256 << 20)
         assert self._store is not None
         app.add_routes(

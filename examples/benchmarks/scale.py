@@ -244,7 +244,7 @@ async def measure_rollouts(place: Path, model: Path, seconds: float) -> dict[str
 async def _publish_seconds(place: Path, model: Path, engines: int, link: float) -> float:
     async with _desk(place / "run") as desk:
         options = ClusterOptions(kind="external", port=0, lost_seconds=60.0, slow_seconds=300.0)
-        hub = Hub(options, TOKEN, run="scale", note=desk.log.info, bytes_per_second=link)
+        hub = Hub(options, TOKEN, run="scale", note=desk.log.info)
         await hub.start({})
 
         async def bring(path: Path, version: Version) -> None:
@@ -258,10 +258,12 @@ async def _publish_seconds(place: Path, model: Path, engines: int, link: float) 
             folder = place / f"host-{number}"
             folder.mkdir()
             told = WorkerOptions("engine", hub.url, TOKEN, name=str(number))
-            workers.append(Worker(told, folder, make_engine=ScriptedEngine, bytes_per_second=link))
+            workers.append(Worker(told, folder, make_engine=ScriptedEngine))
         tasks = [asyncio.create_task(worker.run()) for worker in workers]
         watching = asyncio.create_task(hub.run())
         await fleet.start(model, Version(1, 0))
+        for shelf in (hub.shelf, *(worker.shelf for worker in workers)):
+            shelf.bytes_per_second = link
         seconds = []
         for number in (1, 2):
             folder = place / f"weights-{number}"
