@@ -115,7 +115,7 @@ async def test_time_limit() -> None:
     assert not (await played(env, "x"))[0].truncated
     for wrong in ({}, {"turns": 1, "seconds": 1.0}, {"turns": 0}, {"seconds": -1.0}):
         with pytest.raises(ContractError, match="TimeLimit"):
-            TimeLimit(Guess({"n": 1}), **wrong)  # type: ignore[arg-type]
+            TimeLimit(Guess({"n": 1}), **wrong)
 
 
 async def test_token_limit_counts_both_sides(tmp_path: Path) -> None:
@@ -153,7 +153,8 @@ async def test_observations_are_formatted() -> None:
 
 async def test_retry_tells_and_plays_the_same_task_again() -> None:
     retry = partial(RetryWithFeedback, tries=3, discount=0.5, feedback=lambda step: f"Not {step.info['said']}.")
-    env = wrap(Guess, retry)({"n": 1}, strict=True)
+    strict: Any = wrap(Guess, retry)
+    env = strict({"n": 1}, strict=True)
     await env.reset(seed=3)
     right = str(env.oracle([]))
     first = await env.step(says("x"))

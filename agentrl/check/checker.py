@@ -24,7 +24,7 @@ from agentrl.check.rules import (
     check_start,
 )
 from agentrl.check.template import shipped_template
-from agentrl.check.transcript import Booth, Transcript, replay
+from agentrl.check.transcript import Booth, Broken, Transcript, replay
 from agentrl.check.watch import Watch, belongings, end_processes, temporary_folder
 from agentrl.endpoint.template import ChatTemplate
 from agentrl.env import Env
@@ -97,14 +97,17 @@ async def _rules(case: Case, rows: Sequence[Row], folder: str) -> Cost | None:
     case.of(rows[0])
     if case.reward_range is None:
         case.reward_range = _range_of(case)
-    first = await check_start(case)
-    if first.broken:
-        return None  # every other rule would only repeat it
-    keeper = case.booth.open()
+    try:
+        keeper = case.booth.open()
+    except Broken:
+        return None
     try:
         # Open to the end, so that what all instances share (sandboxes, servers) is not made anew for each of them.
         # Reset and not played, so that it holds as little of that as can be.
         await case.booth.play(replay([]), seed=case.seed, turns=0, env=keeper)
+        first = await check_start(case)
+        if first.broken:
+            return None  # every other rule would only repeat it
         plays = await _play_rows(case, rows, first)
         ended = judge_ends(case, [play for _, play in plays])
         await check_again(case, first)

@@ -127,15 +127,15 @@ async def check_determinism(case: Case, reference: Transcript) -> None:
     module_names = state.changed(modules, state.module_state(case.env_class))
     differs = _difference(reference, again, starts)
     names = class_names + held + (module_names if differs or beside else [])
+    seen = differs or beside
     if names:
-        case.findings.add(
-            Code.SHARED_STATE, f"{', '.join(names[:4])} changed while episodes were played; {differs or beside or ''}"
-        )
-    elif drew and (differs or beside):
-        case.findings.add(Code.UNSEEDED, f"the process's global generator is used; {differs or beside}")
-    elif differs:
+        what = f"{', '.join(names[:4])} changed while episodes were played"
+        case.findings.add(Code.SHARED_STATE, f"{what}; {seen}" if seen else what)
+    if drew and seen:
+        case.findings.add(Code.UNSEEDED, f"the process's global generator is used; {seen}")
+    elif differs and not names:
         case.findings.add(Code.UNSEEDED, differs)
-    elif beside:
+    elif beside and not names:
         case.findings.add(Code.SHARED_STATE, beside)
 
 
@@ -292,7 +292,7 @@ async def check_leaks(case: Case, reference: Transcript, folder: str) -> None:
 
 async def _settled(before: Belongings, folder: str) -> Belongings:
     """What is there once nothing more goes away by itself: callbacks of closed things may still be on their way."""
-    gc.collect()
+    gc.collect(1)  # what was just closed is young; the whole heap may be large
     until = asyncio.get_running_loop().time() + SETTLE_SECONDS
     while True:
         now = belongings(folder)
