@@ -90,12 +90,16 @@ class Tool:
     def __repr__(self) -> str:
         return f"Tool({self.name!r})"
 
+    def checked(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """The arguments as the function's types say, defaults filled in; ValidationError where they do not fit."""
+        if self.arguments is None:
+            return arguments
+        found = self.arguments.model_validate(arguments)
+        return {str(field.alias): getattr(found, name) for name, field in type(found).model_fields.items()}
+
     async def __call__(self, **arguments: Any) -> Any:
         """Check the arguments, then run. Raises what the function raises, ValidationError, TimeoutError."""
-        values = arguments
-        if self.arguments is not None:
-            checked = self.arguments.model_validate(arguments)
-            values = {name: getattr(checked, name) for name in type(checked).model_fields}
+        values = self.checked(arguments)
         async with asyncio.timeout(self.timeout):
             if inspect.iscoroutinefunction(self.function):
                 return await self.function(**values)
@@ -151,11 +155,10 @@ async def _call(by_name: dict[str, Tool], name: str, raw: object) -> str:
     if not isinstance(arguments, dict):
         return f"error: the arguments of {name} must be a JSON object, got {type(arguments).__name__}"
     from pydantic import ValidationError
-    from pydantic_core import to_json
 
     chosen = by_name[name]
     try:
-        result = await chosen(**arguments)
+        return _shown(await chosen(**arguments))
     except InfrastructureError:
         raise
     except ValidationError as error:
@@ -164,7 +167,18 @@ async def _call(by_name: dict[str, Tool], name: str, raw: object) -> str:
         return f"error: {name} did not finish within {chosen.timeout:g} s"
     except Exception as error:  # the border between user code and the model: its exceptions are the tool's answer
         return f"error: {type(error).__name__}: {error}"
-    return result if isinstance(result, str) else to_json(result, fallback=str).decode()
+
+
+def _shown(result: Any) -> str:
+    """A result as text: bytes as UTF-8, everything but text as JSON."""
+    if isinstance(result, bytes):
+        return result.decode(errors="replace")
+    if isinstance(result, str):
+        # Half of a surrogate pair is no text that could be sent on.
+        return result.encode(errors="replace").decode()
+    from pydantic_core import to_json
+
+    return to_json(result, fallback=str, bytes_mode="base64", inf_nan_mode="strings").decode()
 
 
 def _problem(error: Any) -> str:
@@ -173,10 +187,15 @@ def _problem(error: Any) -> str:
 
 
 def _arguments_model(function: Callable[..., Any], name: str, docs: dict[str, str]) -> type[BaseModel]:
-    from pydantic import ConfigDict, Field, create_model
+    from pydantic import ConfigDict, Field, PydanticUserError, create_model
 
     fields: dict[str, Any] = {}
-    parameters = list(inspect.signature(function, eval_str=True).parameters.values())
+    try:
+        parameters = list(inspect.signature(function, eval_str=True).parameters.values())
+    except NameError as error:
+        raise ContractError(
+            f"tool {name!r}: {error}; types must be known where the module is: import them there"
+        ) from error
     if parameters and parameters[0].name == "self":
         parameters = parameters[1:]
     for parameter in parameters:
@@ -185,8 +204,13 @@ def _arguments_model(function: Callable[..., Any], name: str, docs: dict[str, st
         if parameter.annotation is parameter.empty:
             raise ContractError(f"tool {name!r}: argument {parameter.name!r} has no type, so the model is not told one")
         default = ... if parameter.default is parameter.empty else parameter.default
-        fields[parameter.name] = (parameter.annotation, Field(default, description=docs.get(parameter.name)))
-    return create_model(f"{name}_arguments", __config__=ConfigDict(extra="forbid"), **fields)
+        # By alias: pydantic keeps names such as `schema`, `copy` and `_x` for itself.
+        described = Field(default, alias=parameter.name, description=docs.get(parameter.name))
+        fields[f"argument{len(fields)}"] = (parameter.annotation, described)
+    try:
+        return create_model(f"{name}_arguments", __config__=ConfigDict(extra="forbid"), **fields)
+    except PydanticUserError as error:
+        raise ContractError(f"tool {name!r}: its arguments cannot be described in a schema: {error}") from error
 
 
 def _schema(name: str, description: str, parameters: dict[str, Any]) -> dict[str, Any]:

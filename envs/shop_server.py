@@ -110,9 +110,7 @@ class Server:
     def _call(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         try:
             tool = self._tools[name]
-            assert tool.arguments is not None
-            checked = tool.arguments.model_validate(arguments)
-            found = tool.function(**{field: getattr(checked, field) for field in type(checked).model_fields})
+            found = tool.function(**tool.checked(arguments))
         except (KeyError, ValueError) as error:
             return {"content": [{"type": "text", "text": str(error)}], "isError": True}
         text = found if isinstance(found, str) else json.dumps(found)

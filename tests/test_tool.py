@@ -210,3 +210,66 @@ def test_what_cannot_be_described_is_refused() -> None:
 async def test_two_tools_of_one_name_are_refused() -> None:
     with pytest.raises(ContractError, match="share a name"):
         await run_tools([echo, echo], _action())
+
+
+async def test_names_that_pydantic_keeps_for_itself() -> None:
+    @tool
+    def odd(schema: str, model_dump: int, copy: int = 1, _x: int = 2) -> str:
+        """Have odd names."""
+        return f"{schema}{model_dump}{copy}{_x}"
+
+    properties = odd.schema["function"]["parameters"]["properties"]
+    assert list(properties) == ["schema", "model_dump", "copy", "_x"]
+    assert await _texts([odd], ("odd", {"schema": "a", "model_dump": 5, "_x": 7}), ("odd", {"schema": "a"})) == [
+        "a517",
+        "error: bad arguments for odd: model_dump: Field required",
+    ]
+
+
+async def test_any_result_becomes_text() -> None:
+    @tool
+    def give(what: str) -> Any:
+        """Give something."""
+        given = {
+            "bytes": b"a\xff",
+            "none": None,
+            "nan": {"x": float("nan")},
+            "half": "\ud800",
+            "set": {1},
+            "odd": {"b": b"\xff"},
+        }
+        return given.get(what, object)
+
+    asked = [("give", {"what": what}) for what in ("bytes", "none", "nan", "half", "set", "odd", "class")]
+    assert await _texts([give], *asked) == [
+        "a\ufffd",
+        "null",
+        '{"x":"NaN"}',
+        "?",
+        "[1]",
+        '{"b":"_w=="}',
+        "\"<class 'object'>\"",
+    ]
+
+
+class Handle:
+    pass
+
+
+def test_types_without_a_schema_are_refused_by_name() -> None:
+    class Local:
+        pass
+
+    with pytest.raises(ContractError, match="tool 'near': name 'Local' is not defined"):
+
+        @tool
+        def near(thing: Local) -> str:
+            """Use it."""
+            return ""
+
+    with pytest.raises(ContractError, match="tool 'use': its arguments cannot be described"):
+
+        @tool
+        def use(handle: Handle) -> str:
+            """Use it."""
+            return ""
