@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import select
 import shutil
 import signal
@@ -106,7 +107,7 @@ class Belongings(NamedTuple):
     """What a process has at a moment."""
 
     tasks: set[asyncio.Task[Any]]
-    threads: set[int]
+    threads: set[str]
     processes: set[int]
     files: set[str]
     temporary: set[str]
@@ -116,7 +117,7 @@ def belongings(folder: str) -> Belongings:
     """What is there now; files and processes where the system tells (Linux)."""
     return Belongings(
         {task for task in asyncio.all_tasks() if task is not asyncio.current_task()},
-        {thread.ident or 0 for thread in threading.enumerate() if not thread.name.startswith("env-")},
+        {_thread(thread) for thread in threading.enumerate() if not thread.name.startswith("env-")},
         _children(),
         _open_files(),
         set(os.listdir(folder)),
@@ -133,7 +134,8 @@ def report_growth(before: Belongings, after: Belongings, episodes: int, findings
         (Code.LEAKED_TEMPORARY, "temporary files", before.temporary, after.temporary),
     ):
         left: set[Any] = set(new) - set(old)
-        if len(left) >= episodes:
+        # More than before, too: a pool replaces what it lends, and is no larger for it.
+        if min(len(left), len(new) - len(old)) >= episodes:
             named = sorted(_name(thing) for thing in left)[:3]
             findings.add(code, f"{episodes} closed episodes left {len(left)} {what}: {', '.join(named)}")
 
@@ -141,10 +143,13 @@ def report_growth(before: Belongings, after: Belongings, episodes: int, findings
 def _name(thing: Any) -> str:
     if isinstance(thing, asyncio.Task):
         return repr(thing.get_coro())
-    if isinstance(thing, int):
-        named = [thread.name for thread in threading.enumerate() if thread.ident == thing]
-        return named[0] if named else f"process {thing}"
     return str(thing)
+
+
+def _thread(thread: threading.Thread) -> str:
+    # An executor starts workers one by one as it likes: all of them are one thing, which is shared or leaked.
+    executor = re.fullmatch(r"(.+)_\d+", thread.name)
+    return executor[1] if executor else f"{thread.name} {thread.ident}"
 
 
 def _children() -> set[int]:
