@@ -8,7 +8,7 @@ beside the published figure. The last line is JSON: predicted over published.
 What the paper and its repository say: 8 H800 a node; 512 prompts × 16 answers a step; up to 27,648 tokens; 4
 minibatches; 75 % of the devices generate; η = 4; synchronous runs generate on all devices, then train on all.
 R1-Distill-Qwen models, math for 1.5B and 7B (1,000 steps, less than 5 % of the answers truncated), code for 14B and 32B
-(80 and 60 steps).
+(80 and 60 steps, from memory of the paper).
 
 What is assumed: the shares of the peak in `agentrl.cluster.simulate_presets`; answers lognormal, math median 6,000 and
 σ 0.9 (4.5 % truncated), code of mean 13,000 and σ 0.7 (DeepCoder tells of 8,000 at the start and 17,500 at the end of
