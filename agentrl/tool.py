@@ -139,8 +139,9 @@ async def run_tools(tools: Sequence[Tool], action: Message) -> list[Message]:
             task.cancel()
 
 
-async def _answer(by_name: dict[str, Tool], call: dict[str, Any]) -> Message:
-    function = call.get("function") or {}
+async def _answer(by_name: dict[str, Tool], call: Any) -> Message:
+    call = call if isinstance(call, dict) else {}
+    function = call["function"] if isinstance(call.get("function"), dict) else {}
     text = await _call(by_name, str(function.get("name")), function.get("arguments"))
     return {"role": "tool", "tool_call_id": call.get("id") or "", "content": text}
 
@@ -150,7 +151,7 @@ async def _call(by_name: dict[str, Tool], name: str, raw: object) -> str:
         return f"error: there is no tool {name!r}; there are: {', '.join(sorted(by_name)) or 'none'}"
     try:
         arguments = json.loads(raw, strict=False) if isinstance(raw, str) else raw
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # no JSON, a number of thousands of digits, brackets without end
         return f"error: the arguments of {name} are not JSON: {error}"
     if not isinstance(arguments, dict):
         return f"error: the arguments of {name} must be a JSON object, got {type(arguments).__name__}"

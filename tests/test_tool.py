@@ -91,6 +91,9 @@ async def test_answers_keep_order_and_ids() -> None:
     ("name", "arguments", "says"),
     [
         ("echo", "{'text': 1}", "error: the arguments of echo are not JSON"),
+        ("echo", "[" * 100_000, "error: the arguments of echo are not JSON: maximum recursion depth"),
+        ("order", '{"count": ' + "9" * 5000 + "}", "error: the arguments of order are not JSON: Exceeds the limit"),
+        ("echo", '{"text": "\\ud800"}', "?"),
         ("echo", "[1]", "error: the arguments of echo must be a JSON object, got list"),
         ("echo", "", "error: the arguments of echo are not JSON"),
         ("echo", {}, "error: bad arguments for echo: text: Field required"),
@@ -273,3 +276,9 @@ def test_types_without_a_schema_are_refused_by_name() -> None:
         def use(handle: Handle) -> str:
             """Use it."""
             return ""
+
+
+@pytest.mark.parametrize("call", [{}, {"id": "1"}, {"function": "echo"}, {"function": None}, "echo", None])
+async def test_a_call_that_is_none_is_an_observation(call: Any) -> None:
+    (answer,) = await run_tools([echo], {"role": "assistant", "tool_calls": [call]})
+    assert answer["content"] == "error: there is no tool 'None'; there are: echo"
