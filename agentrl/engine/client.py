@@ -319,11 +319,13 @@ class EngineClient:
 
     async def names_versions(self, timeout: float) -> bool:
         """Whether its replies say which weights made each token. SGLang does since 0.5.19, and can then retract; older
-        servers need `pause_mode="abort"`. Found by one token of a request, which may take `timeout` seconds."""
+        servers need `pause_mode="abort"`. Found by one token of a request, which may take `timeout` seconds.
+        EngineLost where it is not ready yet."""
         body = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1}, "return_logprob": True, "rid": "abilities"}
         status, answer = await self._http.call("/generate", body, timeout, "a first token")
         if status != 200:
-            raise EngineError(f"{self.url}/generate answered {status} to a first request: {answer}")
+            kind = EngineLost if status in RETRIED else EngineError
+            raise kind(f"{self.url}/generate answered {status} to a first request: {answer}")
         return bool((answer.get("meta_info") or {}).get("weight_versions"))
 
     async def counters(self) -> dict[str, Any]:

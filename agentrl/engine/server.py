@@ -67,7 +67,11 @@ class EngineServer:
                     raise EngineError(
                         f"{self.url} serves version {info.version}, expected {self.version}: another's port?"
                     )
-                self.names_versions = await client.names_versions(deadline - loop.time())
+                try:
+                    self.names_versions = await client.names_versions(max(1.0, deadline - loop.time()))
+                except EngineLost:
+                    await asyncio.sleep(0.1)
+                    continue
                 return
         finally:
             await client.close()

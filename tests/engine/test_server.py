@@ -14,7 +14,7 @@ from agentrl.child import Child
 from agentrl.engine.options import EngineOptions
 from agentrl.engine.server import EngineServer, start_engine
 from agentrl.errors import ConfigError, DeadlineExceeded, EngineLost
-from agentrl.testing.scripted_server import ScriptedServer
+from agentrl.testing.scripted_server import Fault, ScriptedServer
 from agentrl.types import Version
 from tests.engine.kit import edit_json, request, vivid_model
 
@@ -159,6 +159,7 @@ async def test_what_an_old_server_cannot_do_is_found_at_start(tmp_path: Path, sp
         spans=spans,
         pauses=spans,
     ) as old:
+        old.faults.append(Fault("status", status=503))  # not ready yet
         server = EngineServer(EngineOptions(), model, V, url=old.url, child=child)
         try:
             await server.wait_ready()
@@ -177,4 +178,4 @@ async def test_what_an_old_server_cannot_do_is_found_at_start(tmp_path: Path, sp
     assert done.tokens.tolist() == [(10 + i) % 280 for i in range(350)]
     assert [s.version for s in done.spans] == [V, Version(2, 6)]
     asked = [body["sampling_params"]["max_new_tokens"] for path, body in old.calls if path == "/generate"]
-    assert asked[1:] == [350] if spans else asked[1] == 256
+    assert asked[2:] == [350] if spans else asked[2] == 256
