@@ -18,9 +18,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -116,10 +117,11 @@ def main() -> None:
     parser.add_argument("--link", type=float, default=2.5e5, help="bytes a second that a host sends")
     parser.add_argument("--episodes", type=int, default=0, help="also play so many at once, on 64 engines")
     parser.add_argument("--only", choices=["rollouts", "publish", "lost", "many"])
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--delay", type=float, default=0.0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        asyncio.run(_serve())
+        asyncio.run(_serve(options.serve, options.delay))
         return
     found: dict[str, Any] = {"cpus": os.cpu_count(), "load": round(os.getloadavg()[0], 1)}
     with tempfile.TemporaryDirectory() as place:
@@ -138,22 +140,31 @@ def main() -> None:
 # --- turns by the number of rollout workers
 
 
-async def _serve() -> None:
-    """A scripted engine in a process of its own; says its address."""
-    async with ScriptedServer(lambda prompt: [65 + len(prompt) % 2] * 8) as server:
-        print(server.url, flush=True)
-        await asyncio.Event().wait()
+async def _serve(count: int, delay: float) -> None:
+    tokens = 1 if delay else 8
+    servers = [ScriptedServer(lambda prompt: [65 + len(prompt) % 2] * tokens, token_delay=delay) for _ in range(count)]
+    for server in servers:
+        await server.start()
+    print(*(server.url for server in servers), flush=True)
+    while True:
+        await asyncio.sleep(0.5)
+        print(sum(len(server.running) for server in servers), flush=True)
 
 
 @contextmanager
-def _engine_process() -> Any:
-    process = subprocess.Popen([sys.executable, str(HERE), "--serve"], stdout=subprocess.PIPE, text=True)
+def _engines(count: int, delay: float = 0.0) -> Iterator[tuple[list[str], Callable[[], int]]]:
+    """Scripted engines in a process of their own: addresses, and what says how many requests run."""
+    argv = [sys.executable, str(HERE), "--serve", str(count), "--delay", str(delay)]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
     try:
-        assert process.stdout is not None
-        yield process.stdout.readline().strip()
+        urls, running = process.stdout.readline().split(), [0]
+        stream = process.stdout
+        threading.Thread(target=lambda: running.extend(int(line) for line in stream), daemon=True).start()
+        yield urls, lambda: max(running)
     finally:
         process.kill()
-        process.communicate()
+        process.wait()
 
 
 @asynccontextmanager
@@ -226,8 +237,8 @@ async def measure_rollouts(place: Path, model: Path, seconds: float) -> dict[str
     """Turns a second with one worker and with two."""
     rates = {}
     for workers in (1, 2):
-        with _engine_process() as url:
-            async with _players(place / f"rollouts-{workers}", model, workers, [url]) as players:
+        with _engines(1) as (urls, _):
+            async with _players(place / f"rollouts-{workers}", model, workers, urls) as players:
                 rates[workers] = await _turns_per_second(players, seconds, 64)
         print(f"{workers} rollout worker(s): {rates[workers]:.0f} turns/s", flush=True)
     return {
@@ -367,34 +378,20 @@ def _free_port() -> int:
 
 
 async def measure_many(place: Path, model: Path, episodes: int) -> dict[str, Any]:
-    """How many episodes run at once over 4 rollout workers and 64 engines, and that all end with a reward."""
-    servers = [ScriptedServer(lambda prompt: [65], token_delay=20.0) for _ in range(64)]
-    for server in servers:
-        await server.start()
-    most = 0
-    async with _players(place / "many", model, 4, [s.url for s in servers], milliseconds=0.0) as players:
-
-        async def watch() -> None:
-            nonlocal most
-            while True:
-                most = max(most, sum(len(s.running) for s in servers))
-                await asyncio.sleep(0.1)
-
-        watching = asyncio.create_task(watch())
-        begin = time.monotonic()
-        outcomes = await asyncio.gather(
-            *(
-                players.rollouts.play(EpisodeSpec(i, 0, 0, i, {"word": str(i)}), Sampling("m", i, True, 1.0))
-                for i in range(episodes)
-            )
-        )
-        seconds = time.monotonic() - begin
-        watching.cancel()
-    for server in servers:
-        await server.stop()
-    scored = sum(o.episode.scored for o in outcomes)
-    print(f"{episodes} episodes in {seconds:.0f} s, {most} at once at the engines", flush=True)
-    return {"episodes": episodes, "episodes_scored": scored, "at_once": most, "episodes_seconds": round(seconds, 1)}
+    """So many episodes at once over 4 rollout workers and 64 engines: how many were under way, and how many scored."""
+    with ExitStack() as stack:
+        engines = [stack.enter_context(_engines(16, delay=30.0)) for _ in range(4)]
+        urls = [url for some, _ in engines for url in some]
+        async with _players(place / "many", model, 4, urls, milliseconds=0.0) as players:
+            begin = time.monotonic()
+            specs = [EpisodeSpec(i, 0, 0, i, {"word": str(i)}) for i in range(episodes)]
+            playing = [players.rollouts.play(spec, Sampling("m", spec.seed, True, 1.0)) for spec in specs]
+            outcomes = await asyncio.gather(*playing)
+            seconds = time.monotonic() - begin
+        most = sum(running() for _, running in engines)
+    scored = sum(outcome.episode.scored for outcome in outcomes)
+    print(f"{episodes} episodes in {seconds:.0f} s, {most} requests at once at the engines", flush=True)
+    return {"episodes": episodes, "episodes_scored": scored, "requests_at_once": most, "episodes_s": round(seconds, 1)}
 
 
 if __name__ == "__main__":
