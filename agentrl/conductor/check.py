@@ -65,7 +65,7 @@ def check_run(config: RunConfig, *, model_needed: bool = True) -> RunPlan:
     Without `model_needed` the run may be meant for another machine, which has the model and the GPUs: what depends on
     them is left out where they are not here.
     """
-    refuse_dead_knobs(config, gpus=gpu_count() if model_needed else None)
+    refuse_dead_knobs(config, gpus=gpu_count() if model_needed and config.cluster.kind == "local" else None)
     template, model_bytes = check_common(config) if model_needed or config.model.exists() else (None, 0)
     check_ports(config)
     plan = plan_run(config, model_bytes)

@@ -26,6 +26,7 @@ from agentrl.conductor.machine import gpu_count, memory, size, space
 from agentrl.conductor.page import check_monitor
 from agentrl.conductor.rehearsal import Tried, contrasted, rehearse, told, try_rows
 from agentrl.config import load
+from agentrl.data import env_of
 from agentrl.endpoint.parse import detect_format
 from agentrl.endpoint.render import Renderer
 from agentrl.endpoint.template import ChatTemplate
@@ -84,7 +85,8 @@ class _DryRun:
         self._say("\n".join([f"{verdict:8}{name:12}{first}", *(f"{'':20}{line}" for line in more)]))
 
     async def _settings(self) -> None:
-        refuse_dead_knobs(self._config, gpus=gpu_count())
+        here = self._config.cluster.kind == "local"
+        refuse_dead_knobs(self._config, gpus=gpu_count() if here else None)
         self._tell("ok", "settings", "read, and each one given has an effect")
 
     async def _folder(self) -> None:
@@ -117,6 +119,9 @@ class _DryRun:
 
     async def _engine(self) -> None:
         engine = self._config.engine
+        if (kind := self._config.cluster.kind) != "local":
+            self._tell("ok", "engine", f"on hosts of the cluster ({kind}): each has to be asked itself")
+            return
         if engine.kind == "embedded":
             self._tell("ok", "engine", "embedded: torch in this environment")
             return
@@ -160,10 +165,14 @@ class _DryRun:
         return True
 
     async def _episode(self, plan: RunPlan, template: ChatTemplate) -> Group:
-        group = await rehearse(self._config, plan, template)
-        for episode in group.episodes[:1]:
+        # One of each environment of a mixture.
+        rows = {env_of(row, plan.env): row for row in reversed(plan.train_rows)}
+        for name, row in rows.items():
+            group = await rehearse(self._config, plan, template, row)
+            episode = group.episodes[0]
             verdict = "ok" if episode.reward is not None else "look"
-            self._tell(verdict, "episode", f"with scripted answers it {told(episode)}")
+            of = f" of {name}" if len(rows) > 1 else ""
+            self._tell(verdict, "episode", f"with scripted answers one{of} {told(episode)}")
             if episode.reward is None:
                 why = episode.error or "the environment gave None as the reward"
                 self._tell("", "", f"such an episode is trained on by no step: {why}")

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from agentrl.conductor.check import RunPlan, try_row
 from agentrl.conductor.config import RunConfig
+from agentrl.conductor.sessions import sessions_of
 from agentrl.endpoint.app import Endpoint
 from agentrl.endpoint.render import Renderer
 from agentrl.endpoint.template import ChatTemplate
@@ -16,7 +17,6 @@ from agentrl.errors import AgentRLError, ConfigError
 from agentrl.rollout.episode import EpisodeSpec
 from agentrl.rollout.player import Player, Sampling
 from agentrl.rollout.schedule import Place, episode_seed
-from agentrl.rollout.session import Session, SessionSpec
 from agentrl.testing.scripted import ScriptedEngine
 from agentrl.types import Demonstration, Episode, Group, Int32Array, Row, Stop
 
@@ -66,8 +66,8 @@ def _spread(n: int) -> list[int]:
     return order
 
 
-async def rehearse(config: RunConfig, plan: RunPlan, template: ChatTemplate, samples: int = 2) -> Group:
-    """A group of the first training row, played through the real endpoint by the scripted engine.
+async def rehearse(config: RunConfig, plan: RunPlan, template: ChatTemplate, row: Row, samples: int = 2) -> Group:
+    """A group of a training row, played through the real endpoint by the scripted engine.
 
     The script answers with one of `ANSWERS`; where there are tools, it first calls the first of them. ConfigError
     where an episode breaks.
@@ -78,28 +78,17 @@ async def rehearse(config: RunConfig, plan: RunPlan, template: ChatTemplate, sam
     # The configured port is for the run; this one is for an agent that speaks HTTP while it is tried.
     endpoint = Endpoint(engine, template, config.endpoint.model_copy(update={"host": "127.0.0.1", "port": 0}))
     await endpoint.start()
-
-    def open_session(spec: SessionSpec) -> Session:
-        return endpoint.open(
-            spec.id,
-            seed=spec.seed,
-            training=spec.training,
-            temperature=spec.temperature,
-            max_tokens=spec.max_tokens,
-            deadline=spec.deadline,
-        )
-
     player = Player(
         config.rollout.model_copy(update={"retries": 0}),
         make_env=plan.make_env,
         make_agent=lambda tools: plan.make_agent(script.saw(tools)),
-        open_session=open_session,
+        open_session=sessions_of(endpoint),
     )
     seed = episode_seed(config.seed, Place(0, 0), 0)
     try:
         episodes = []
         for sample in range(samples):
-            spec = EpisodeSpec(0, sample, 0, seed, plan.train_rows[0])
+            spec = EpisodeSpec(0, sample, 0, seed, row)
             outcome = await player.play(spec, Sampling("dry-run", seed, True, config.rollout.temperature))
             _refuse_broken(outcome.episode)
             episodes.append(outcome.episode)

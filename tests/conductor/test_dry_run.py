@@ -73,7 +73,7 @@ def test_a_sound_run_is_played_stepped_and_planned(place: Path) -> None:
     for text in (
         "ok settings",
         "all training rows start an episode",
-        "ok episode with scripted answers it ended max_tokens",
+        "ok episode with scripted answers one ended max_tokens",
         "ok first step the trainer, on the CPU, one rank",
         "made-up rewards 0 and 1, loss",
         "1 × engine embedded",
