@@ -47,7 +47,7 @@ from agentrl.cluster.tasks import EngineRun, RolloutRun, Run, TrainerRun
 from agentrl.errors import ConfigError, InfrastructureError
 
 ASK_SECONDS = 2.0
-"""A beat that is not answered in this time is sent again."""
+"""A beat that is not answered in this time, or a quarter of the fence's if that is longer, is sent again."""
 
 
 @dataclass(frozen=True)
@@ -227,6 +227,7 @@ class Worker:
 
     async def _work(self, lease: str, welcome: Welcome) -> None:
         fence = welcome.lost_seconds * 2 / 3
+        patience = max(ASK_SECONDS, fence / 4)
         self._good_until = time.monotonic() + fence
         while not self._over.is_set():
             sent = time.monotonic()
@@ -234,7 +235,7 @@ class Worker:
             if sent > self._good_until:
                 raise LeaseOver(f"the conductor has not answered for {fence:.1f} s")
             with suppress(aiohttp.ClientError, TimeoutError):
-                orders = await self._beat(lease)
+                orders = await self._beat(lease, patience)
                 self._good_until = sent + fence
                 await self._obey(lease, orders)
             self._changed.clear()
@@ -244,7 +245,7 @@ class Worker:
             async with self._http.post(f"{self._conductor}/cluster/leave", data=leaving, timeout=_total(ASK_SECONDS)):
                 pass
 
-    async def _beat(self, lease: str) -> Orders:
+    async def _beat(self, lease: str, seconds: float) -> Orders:
         run = self._run
         beat = Beat(lease=lease, port=_free_port(self._host))
         if run is not None:
@@ -257,7 +258,7 @@ class Worker:
                 }
             )
         async with self._http.post(
-            f"{self._conductor}/cluster/beat", data=beat.model_dump_json(), timeout=_total(ASK_SECONDS)
+            f"{self._conductor}/cluster/beat", data=beat.model_dump_json(), timeout=_total(seconds)
         ) as response:
             body = await response.read()
             if response.status != 200:

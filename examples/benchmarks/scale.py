@@ -184,7 +184,7 @@ async def _desk(folder: Path) -> AsyncIterator[Desk]:
 async def _players(place: Path, model: Path, workers: int, urls: Sequence[str], **env: float) -> AsyncIterator[Players]:
     settings = {**CONFIG, "model": str(model), "env": {**CONFIG["env"], "args": env}}
     async with _desk(place) as desk:
-        hub = Hub(ClusterOptions(kind="external", port=0), TOKEN, run="scale", note=desk.log.info)
+        hub = Hub(ClusterOptions(kind="external", port=0, lost_seconds=60), TOKEN, run="scale", note=desk.log.info)
         players = Players(RunConfig.model_validate(settings), desk, hub)
         await hub.start({"/rollout": players.rollouts.application()})
         players.share_template()
