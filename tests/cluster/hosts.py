@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,8 @@ def why_not() -> str:
     """Why there can be no such hosts here; empty where there can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
+    if shutil.which("ip") is None:
+        return "network namespaces need the program ip (iproute2)"
     name = f"arl-probe-{secrets.token_hex(2)}"
     try:
         ip("netns", "add", name)
