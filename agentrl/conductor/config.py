@@ -117,6 +117,12 @@ class EvalSection(_Section):
     """0 is greedy."""
     concurrency: int = Field(32, ge=1)
     """Evaluation episodes at once."""
+    engine: Literal["shared", "own"] = "shared"
+    """"shared": the rollouts' engines answer, beside rollouts; weights may change meanwhile, and `eval/versions` names
+    all that answered. "own": one more engine server, with the settings of `[engine]`, holds exactly the weights of the
+    step that is evaluated; rollouts do not notice."""
+    gpus: tuple[int, ...] | None = None
+    """The GPUs of that server."""
 
 
 class MonitorSection(_Section):
@@ -236,9 +242,22 @@ class RunConfig(Common):
                         f"{section}.{idle[0]} has no effect with cluster.kind = {self.cluster.kind!r}: each worker "
                         "uses what its own host gives it"
                     )
+        self._check_own_engine()
         if self.eval.every == 0 and (extra := self.eval.model_fields_set - {"every"}):
             raise ValueError(f"eval.{', eval.'.join(sorted(extra))} has no effect with eval.every = 0")
         return self
+
+    def _check_own_engine(self) -> None:
+        own, given = self.eval.engine == "own", self.eval.gpus
+        if given is not None and not (own and self.engine.kind == "sglang"):
+            raise ValueError("eval.gpus has no effect without eval.engine = 'own' and engine.kind = 'sglang'")
+        if own and self.cluster.kind != "local":
+            raise ValueError(f"eval.engine = 'own' works on one machine, not with cluster.kind = {self.cluster.kind!r}")
+        if own and self.engine.gpus is not None and len(given or ()) != self.engine.tensor_parallel:
+            raise ValueError(
+                f"eval.engine = 'own' beside engine.gpus needs {self.engine.tensor_parallel} GPUs of its own in "
+                f"eval.gpus, got {list(given or ())}"
+            )
 
 
 class SftSection(_Section):

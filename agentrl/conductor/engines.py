@@ -32,9 +32,18 @@ class Fleet:
     """`router` speaks to all of them; `run` keeps them alive."""
 
     def __init__(
-        self, options: EngineOptions, model_dir: Path, desk: Desk, *, restarts: int = 3, silent_seconds: float = 90.0
+        self,
+        options: EngineOptions,
+        model_dir: Path,
+        desk: Desk,
+        *,
+        restarts: int = 3,
+        silent_seconds: float = 90.0,
+        name: str = "engine",
     ) -> None:
+        """`name` is what logs and faults call each of them, with its number."""
         self._options = options
+        self._name = name
         self._restarts = restarts
         self._silent_seconds = silent_seconds
         self._model_dir = model_dir
@@ -156,7 +165,7 @@ class Fleet:
         await asyncio.gather(*(server.stop() for server in self._servers))
 
     def _log(self, index: int) -> Path:
-        return self._desk.folder.logs / f"engine-{index}.log"
+        return self._desk.folder.logs / f"{self._name}-{index}.log"
 
     def _hangs(self, url: str) -> str:
         """Why it is to be ended; empty while all is well."""
@@ -173,7 +182,7 @@ class Fleet:
         self.deaths += 1
         text = death(server.child, code)
         self._desk.log.error("%s", text)
-        self._desk.metrics.write("fault", {"what": f"engine {index}", "code": code, "error": text[:2000]})
+        self._desk.metrics.write("fault", {"what": f"{self._name} {index}", "code": code, "error": text[:2000]})
         now = time.monotonic()
         starts = self._starts[index] = [at for at in self._starts[index] if now - at < CALM_SECONDS] + [now]
         if len(starts) > self._restarts:

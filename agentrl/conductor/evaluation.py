@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from statistics import fmean, stdev
 from typing import NamedTuple
 
@@ -132,11 +132,13 @@ class Evaluator:
         watchdog: Watchdog,
         on_end: Callable[[asyncio.Task[None]], None],
         on_row: Callable[[int, int, tuple[Episode, ...]], None] = lambda *_: None,
+        pin: Callable[[int], Awaitable[None]] | None = None,
     ) -> None:
-        """`on_row` is told of the step, the row's place, and its episodes."""
+        """`on_row` is told of the step, the row's place, and its episodes; `pin` loads a step's weights first."""
         self._options, self._player, self._rows, self._seed = options, player, rows, seed
         self._desk, self._watchdog, self._on_end = desk, watchdog, on_end
         self._on_row = on_row
+        self._pin = pin
         self._due: list[int] = []
         self._task: asyncio.Task[None] | None = None
         self._count = itertools.count()
@@ -169,6 +171,8 @@ class Evaluator:
     async def _one(self, step: int) -> None:
         begin = time.monotonic()
         with self._watchdog.waiting("the conductor", f"the evaluation of step {step}"):
+            if self._pin is not None:
+                await self._pin(step)
             result = await evaluate(
                 self._player,
                 self._rows,

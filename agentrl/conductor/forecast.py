@@ -35,6 +35,10 @@ def _processes(config: RunConfig) -> Iterator[str]:
     parallel = f", {engine.tensor_parallel} GPUs each" if engine.tensor_parallel > 1 else ""
     serves = f"{engine.kind}, {engine.dtype}, {engine.max_running} sequences at once"
     yield f"  {engine.count} × engine     {serves}{parallel}{gpus}"
+    if config.eval.every and config.eval.engine == "own":
+        yield "  1 × engine     set aside for evaluations" + (
+            f", GPUs {list(config.eval.gpus)}" if config.eval.gpus else ""
+        )
     started = f"torchrun, {train.ranks} ranks" if train.ranks > 1 else "1 rank"
     placed = f", GPUs {list(train.gpus)}" if train.gpus else ""
     yield f"  trainer        {started}, DeepSpeed ZeRO-3, {train.dtype}{placed}"

@@ -6,18 +6,15 @@ import asyncio
 import os
 import shutil
 import time
-from pathlib import Path
 
 from agentrl.conductor.check import SftPlan
 from agentrl.conductor.config import RunConfig, SftConfig
 from agentrl.conductor.conversations import Conversations
 from agentrl.conductor.desk import Desk
-from agentrl.conductor.feed import BatchSource, CheckpointReady, FeedServer, Phase, StepMetrics, WeightsReady
-from agentrl.conductor.supervise import Supervisor
-from agentrl.conductor.watchdog import Watchdog
+from agentrl.conductor.feed import BatchSource, CheckpointReady, Phase, StepMetrics, WeightsReady
+from agentrl.conductor.training import Training
 from agentrl.errors import RunError
 from agentrl.train.checkpoint import Checkpoint, newest
-from agentrl.train.options import TrainerJob
 from agentrl.types import Version
 
 
@@ -53,23 +50,22 @@ class _Alone:
         self._config = config
         self._desk = desk
         self._weights = desk.folder.weights_folder(model_bytes)
-        self._url = ""
         self._step = 0
-        self._feed = FeedServer(source, self)
-        self._watchdog = Watchdog(config.monitor.stall_seconds, desk.note)
-        self._supervisor = Supervisor(
+        self._training = Training(
+            config,
             desk,
-            self._feed,
-            self._job,
-            self._begin,
-            self._done,
-            restarts=config.monitor.trainer_restarts,
-            silent_seconds=config.monitor.silent_seconds,
+            self._weights,
+            source=source,
+            events=self,
+            begin=self._begin,
+            done=self._done,
+            hand_over=False,
         )
-        self._watchdog.probe(self._supervisor.waits)
+        self._feed, self._watchdog = self._training.feed, self._training.watchdog
+        self._supervisor = self._training.supervisor
 
     async def main(self) -> None:
-        self._url = await self._feed.start()
+        self._training.url = await self._feed.start()
         watch = asyncio.create_task(self._watchdog.run())
         train = asyncio.create_task(self._supervisor.run())
         try:
@@ -85,21 +81,6 @@ class _Alone:
         await self._supervisor.stop()
         await self._feed.stop()
         shutil.rmtree(self._weights, ignore_errors=True)
-
-    def _job(self, incarnation: int, checkpoint: Path | None) -> TrainerJob:
-        return TrainerJob(
-            run=self._config.name,
-            train=self._config.train,
-            algorithm=self._config.algorithm,
-            model_dir=self._config.model.absolute(),
-            feed_url=self._url,
-            weights_dir=self._weights,
-            checkpoints_dir=self._desk.folder.checkpoints,
-            seed=self._config.seed,
-            incarnation=incarnation,
-            resume=checkpoint,
-            hand_over=False,
-        )
 
     async def _begin(self, version: Version, checkpoint: Checkpoint | None) -> None:
         # A batch follows from its step's number: there is nothing to go back to.

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.cluster.launcher import make_launcher
+from agentrl.conductor.aside import Aside
 from agentrl.conductor.check import RunPlan
 from agentrl.conductor.config import RunConfig
 from agentrl.conductor.desk import Desk
@@ -23,7 +24,6 @@ from agentrl.conductor.evaluation import Evaluator
 from agentrl.conductor.feed import (
     Batch,
     CheckpointReady,
-    FeedServer,
     Phase,
     RunIsOver,
     StepMetrics,
@@ -35,8 +35,9 @@ from agentrl.conductor.imitate import keep_model
 from agentrl.conductor.keeper import Keeper
 from agentrl.conductor.meter import MeteredEngine, RolloutMeter
 from agentrl.conductor.publish import Published, Publisher
-from agentrl.conductor.supervise import Supervisor
-from agentrl.conductor.watchdog import Wait, Watchdog
+from agentrl.conductor.sessions import sessions_of
+from agentrl.conductor.training import Training
+from agentrl.conductor.watchdog import Wait
 from agentrl.endpoint.app import Endpoint
 from agentrl.endpoint.template import ChatTemplate
 from agentrl.engine.router import PublishReport, Router
@@ -44,9 +45,7 @@ from agentrl.errors import RunError
 from agentrl.rollout.player import Player
 from agentrl.rollout.pool import Pool
 from agentrl.rollout.runner import Runner
-from agentrl.rollout.session import Session, SessionSpec
 from agentrl.train.checkpoint import Checkpoint, read
-from agentrl.train.options import TrainerJob
 from agentrl.types import Group, Version
 
 LAST_PUBLISH_SECONDS = 300.0
@@ -67,24 +66,26 @@ async def reinforce(config: RunConfig, plan: RunPlan, desk: Desk, *, resume: boo
 class _Run:
     def __init__(self, config: RunConfig, plan: RunPlan, desk: Desk) -> None:
         self._config, self._plan, self._desk = config, plan, desk
-        self._url = ""
         self._step = 0
         self._weights = desk.folder.weights_folder(plan.model_bytes)
         self._launcher = make_launcher(config, desk, self._weights, plan.train_rows + plan.eval_rows)
         self._fleet = self._launcher.fleet
         self._keeper = Keeper(desk, plan.env, config.monitor.keep_mb)
-        self._feed = FeedServer(self, self, on_trace=self._keeper.trace, on_commit=self._launcher.commit)
-        self._watchdog = Watchdog(config.monitor.stall_seconds, desk.note)
-        self._supervisor = Supervisor(
+        self._training = Training(
+            config,
             desk,
-            self._feed,
-            self._job,
-            self._begin,
-            self._done,
-            restarts=config.monitor.trainer_restarts,
-            silent_seconds=config.monitor.silent_seconds,
+            self._weights,
+            source=self,
+            events=self,
+            begin=self._begin,
+            done=self._done,
+            hand_over=True,
+            on_trace=self._keeper.trace if self._keeper.on else None,
+            on_commit=self._launcher.commit,
             make_group=self._launcher.make_group,
         )
+        self._feed, self._watchdog = self._training.feed, self._training.watchdog
+        self._supervisor = self._training.supervisor
         self._begun = ""
         self._opened = asyncio.Event()
         self._opening: asyncio.Task[None] | None = None
@@ -98,16 +99,19 @@ class _Run:
         )
         self._gauge = PublishGauge()
         self._evaluator: Evaluator | None = None
+        own = config.eval.every > 0 and config.eval.engine == "own"
+        self._aside = Aside(config, desk, self._weights, lambda: self._fleet.router.current) if own else None
 
     # --- the run from start to end
 
     async def main(self) -> None:
         """Everything at once, until the trainer is done."""
-        self._watchdog.probe(self._supervisor.waits)
         self._watchdog.probe(self._fleet.waits)
         self._watchdog.probe(self._rollout_waits)
+        if self._aside is not None:
+            self._watchdog.probe(self._aside.waits)
         self._pool = await Pool.open(self._desk.folder.pool, keep=self._config.rollout.keep)
-        self._url = await self._launcher.open(self._feed)
+        self._training.url = await self._launcher.open(self._feed)
         async with asyncio.TaskGroup() as group:
             parts = {
                 "trainer": group.create_task(self._supervisor.run()),
@@ -138,6 +142,8 @@ class _Run:
         self._gauge.stop()
         if self._endpoint is not None:
             await self._endpoint.stop()
+        if self._aside is not None:
+            await self._aside.stop()
         await self._launcher.close()
         if self._pool is not None:
             await self._pool.close()
@@ -150,6 +156,8 @@ class _Run:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._fleet.run())
             group.create_task(self.runner.run())
+            if self._aside is not None:
+                group.create_task(self._aside.run())
 
     @property
     def runner(self) -> Runner:
@@ -187,13 +195,16 @@ class _Run:
     async def _open(self, model: Path, version: Version, cursor: Any) -> None:
         assert self._pool is not None
         with self._watchdog.waiting("the conductor", "the engines to start"):
-            router = await self._fleet.start(model, version)
+            async with asyncio.TaskGroup() as group:
+                shared = group.create_task(self._fleet.start(model, version))
+                aside = group.create_task(self._aside.start(model, version)) if self._aside else None
+        router = shared.result()
         self._publisher.current = model
         self._engine = MeteredEngine(router)
         self._meter = RolloutMeter(self._engine)
         self._endpoint = Endpoint(self._engine, ChatTemplate.load(self._config.model), self._config.endpoint)
         await self._endpoint.start()
-        elsewhere = self._launcher.player(self._engine)
+        elsewhere, sessions = self._launcher.player(self._engine), sessions_of(self._endpoint)
         self._runner = Runner(
             self._config.rollout,
             pool=self._pool,
@@ -202,7 +213,7 @@ class _Run:
             env=self._plan.env,
             make_env=self._plan.make_env,
             make_agent=self._plan.make_agent,
-            open_session=self._open_session,
+            open_session=sessions,
             on_group=self._on_group,
             player=elsewhere,
         )
@@ -211,7 +222,7 @@ class _Run:
                 self._config.rollout,
                 make_env=self._plan.make_env,
                 make_agent=self._plan.make_agent,
-                open_session=self._open_session,
+                open_session=aside.result() if aside else sessions,
             )
             self._evaluator = Evaluator(
                 self._config.eval,
@@ -222,6 +233,7 @@ class _Run:
                 self._watchdog,
                 self._fail_with,
                 self._keeper.evaluated,
+                self._aside.pin if self._aside else None,
             )
         await self._runner.start(version, cursor)
         if self._runner.data_start:
@@ -233,32 +245,6 @@ class _Run:
         self._opened.set()
         if version.number == 0 and self._evaluator is not None:
             self._evaluator.due(0)
-
-    def _open_session(self, spec: SessionSpec) -> Session:
-        assert self._endpoint is not None
-        return self._endpoint.open(
-            spec.id,
-            seed=spec.seed,
-            training=spec.training,
-            temperature=spec.temperature,
-            max_tokens=spec.max_tokens,
-            deadline=spec.deadline,
-        )
-
-    def _job(self, incarnation: int, checkpoint: Path | None) -> TrainerJob:
-        return TrainerJob(
-            run=self._config.name,
-            train=self._config.train,
-            algorithm=self._config.algorithm,
-            model_dir=self._config.model.absolute(),
-            feed_url=self._url,
-            weights_dir=self._weights,
-            checkpoints_dir=self._desk.folder.checkpoints,
-            seed=self._config.seed,
-            incarnation=incarnation,
-            resume=checkpoint,
-            trace=self._keeper.on,
-        )
 
     # --- the feed's source
 
@@ -284,6 +270,8 @@ class _Run:
         """New weights: they go out while the trainer goes on."""
         if ready.version == self._begun:
             return  # a resumed trainer hands over what the engines were started with
+        if self._aside is not None:
+            self._aside.keep(ready)
         self._publisher.offer(self._launcher.located(ready))
 
     async def metrics(self, report: StepMetrics) -> None:
@@ -389,6 +377,7 @@ class _Run:
                     self._supervisor, self._step, self._endpoint, self._engine, self._runner, fleet
                 ),
             }
+            self._desk.view.state(state)
             await asyncio.to_thread(self._desk.folder.write_state, state)
             await asyncio.sleep(STATE_EVERY)
 

@@ -39,3 +39,18 @@ def test_one_sample_is_enough_with_a_critic() -> None:
 def test_a_wrong_algorithm_is_reported_in_its_place() -> None:
     with pytest.raises(ValidationError, match=r"algorithm\n.*did you mean 'grpo'"):
         read(algorithm={"name": "grop"})
+
+
+@pytest.mark.parametrize(
+    ("sections", "text"),
+    [
+        ({"eval": {"gpus": [0]}}, r"eval\.gpus has no effect"),
+        ({"eval": {"engine": "own", "gpus": [0]}}, r"eval\.gpus has no effect"),
+        ({"eval": {"engine": "own", "every": 0}}, r"eval\.engine has no effect with eval\.every = 0"),
+        ({"eval": {"engine": "own"}, "engine": {"kind": "sglang", "gpus": [0]}}, "needs 1 GPUs of its own"),
+    ],
+)
+def test_an_engine_set_aside_that_cannot_be(sections: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValidationError, match=text):
+        read(**sections)
+    read(eval={"engine": "own", "gpus": [1]}, engine={"kind": "sglang", "gpus": [0]})

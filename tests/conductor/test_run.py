@@ -59,6 +59,22 @@ def test_a_run_trains_publishes_evaluates_and_leaves_its_folder(place: Path) -> 
     assert json.loads((run / "state.json").read_text())["phase"] == "finished"
 
 
+@pytest.mark.slow
+def test_an_engine_set_aside_judges_exactly_the_weights_of_its_step(place: Path) -> None:
+    settings = ["eval.engine=own", "eval.every=1", "train.steps=4", "rollout.staleness=2"]
+    process = start(place, "train", "run.toml", *settings)
+    run = place / "runs" / "r"
+    wait_for(lambda: (run / "logs" / "eval-engine-0.log").exists(), process)
+    code, output = finished(process)
+    assert code == 0, output
+    evaluations = lines(run, "eval")
+    # A step that falls due while another is judged may be passed over; the first and the last are not.
+    assert (evaluations[0]["step"], evaluations[-1]["step"]) == (0, 4)
+    assert all(e["eval/versions"] == [f"1.{e['step']}"] for e in evaluations), evaluations
+    assert all(e["eval/scored"] == 3 for e in evaluations)
+    assert children_of(place) == []
+
+
 @pytest.mark.parametrize(
     ("fault", "text"),
     [("step", "RuntimeError: the simulator broke"), ("nan", "must be a finite number"), ("text", "got 'good'")],
