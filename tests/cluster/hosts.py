@@ -65,9 +65,9 @@ class Host:
     def worker(self, role: str, conductor: str, cwd: Path, *arguments: str) -> subprocess.Popen[bytes]:
         """A worker of this host."""
         title = f"{self.short}-{role}"
-        return self.start(
-            title, "worker", "--role", role, "--conductor", conductor, "--name", title, *arguments, cwd=cwd
-        )
+        place = ("--scratch", str(cwd / "scratch" / title))  # a killed worker cannot remove a folder of its own
+        started = ("worker", "--role", role, "--conductor", conductor, "--name", title, *place, *arguments)
+        return self.start(title, *started, cwd=cwd)
 
     def cut(self) -> None:
         """Pull its cable."""
