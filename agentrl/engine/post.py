@@ -153,7 +153,8 @@ class _Connection(asyncio.Protocol):
 
     def _read_chunks(self) -> bool:
         """Whether the last chunk is there; then the buffer holds the body in one piece."""
-        at, pieces = self._body_at, []
+        at = self._body_at
+        pieces: list[bytes] = []
         while (line := self._buffer.find(b"\r\n", at)) >= 0:
             size = int(bytes(self._buffer[at:line]).split(b";")[0], 16)
             if size < 0:

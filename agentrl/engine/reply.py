@@ -85,7 +85,9 @@ def _pair(tokens: list[int], entries: Any, matched: Any) -> tuple[list[int], lis
         return [], []
     paired = type(entries[0]) is list
     try:
-        logprobs = [entry[0] for entry in entries] if paired else [None if p is None else float(p) for p in entries]
+        logprobs: list[Any] = (
+            [entry[0] for entry in entries] if paired else [None if p is None else float(p) for p in entries]
+        )
         named = [entry[1] for entry in entries] if paired else [None] * len(logprobs)
     except (TypeError, ValueError, LookupError) as error:
         raise EngineError(f"the engine sent log-probs in an unknown form: {entries!r:.200}") from error

@@ -49,7 +49,7 @@ class Linear:
 
 
 def _packed(weight: Tensor) -> Tensor | None:
-    if weight.numel() < _SMALLEST or not torch.backends.mkldnn.is_available():
+    if weight.numel() < _SMALLEST or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return None
     try:
         if weight.dtype is torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
