@@ -50,6 +50,7 @@ async def test_logprobs_are_those_of_a_fresh_forward_pass(
         assert table[len(PROMPT) - 1 : -1].argmax(1).tolist() == done.tokens.tolist()
 
 
+@pytest.mark.slow
 async def test_many_at_once_and_a_shared_prefix(client: EngineClient, models: Models) -> None:
     prompts = [[*range(40, 80), i] for i in range(12)] + [[*range(40, 60)]] * 4 + [[i] for i in range(4)]
     done = await asyncio.gather(
@@ -64,6 +65,7 @@ async def test_many_at_once_and_a_shared_prefix(client: EngineClient, models: Mo
     _check(again, {client.version: models.folders[0]}, first)
 
 
+@pytest.mark.slow
 async def test_update_in_the_middle_of_many_requests(client: EngineClient, models: Models) -> None:
     assert client.version is not None
     folder_of = {client.version: models.folders[0]}

@@ -163,6 +163,7 @@ async def gone(process: asyncio.subprocess.Process) -> None:
         await process.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(3 * SECONDS)
 async def test_it_learns_stops_and_goes_on(folder: Path, tiny: Path) -> None:
     """One rank learns and is stopped while it waits; two ranks go on from its checkpoint until the feed is over."""
