@@ -38,15 +38,14 @@ from agentrl.env import Env
 from agentrl.monitor.metrics import read_metrics
 from agentrl.rollout.episode import EpisodeSpec
 from agentrl.rollout.player import Player, Sampling
-from agentrl.rollout.pool import Pool
 from agentrl.rollout.session import Session, SessionSpec
 from agentrl.testing.tiny import make_tiny_model
 from agentrl.train.options import TrainerJob
-from agentrl.types import Group, Info, Message, Row, Step, Version
+from agentrl.types import Episode, Group, Info, Message, Row, Step, Version
 
 FIRST = 2
 """Steps before the clock starts."""
-TURNS, WORDS = 3, 40
+TURNS, WORDS = 6, 20
 CONFIG = f"""
 name = "NAME"
 model = "MODEL"
@@ -57,12 +56,12 @@ path = "{Path(__file__).resolve()}:Talk"
 groups_per_step = 8
 samples = 16
 staleness = 4
-concurrency = 128
+concurrency = 256
 max_turns = {TURNS}
 max_tokens = {TURNS * WORDS}
 filter_equal = false
 [engine]
-max_running = 128
+max_running = 192
 [train]
 lr = 0.0
 checkpoint_every = 0
@@ -72,7 +71,7 @@ every = 0
 
 
 class Talk(Env):
-    """Three turns of up to forty tokens; the reward is a fair coin, the same for the same answer."""
+    """Six turns of up to twenty tokens; the reward is a fair coin, the same for the same answer."""
 
     def __init__(self, row: Row, *, wait: float = 0.0) -> None:
         super().__init__(row)
@@ -99,7 +98,7 @@ class Talk(Env):
 
 
 class Talker(Agent):
-    """Forty tokens a turn."""
+    """Twenty tokens a turn."""
 
     async def act(self, observation: list[Message], client: Any) -> Message:
         """Answer."""
@@ -126,15 +125,16 @@ def trained(config: Path, name: str, overrides: Sequence[str]) -> dict[str, floa
     }
 
 
-async def generated(config: RunConfig, groups: int) -> float:
-    """Seconds that the engine needs alone for so many groups."""
+async def generated(config: RunConfig) -> tuple[float, list[Group]]:
+    """Seconds that the engine needs alone for the groups of the counted steps; the groups of all steps."""
     version = Version(1, 0)
     server = await asyncio.to_thread(
         start_engine, config.engine, config.model, version, config.run_dir / "generation.log", 0
     )
     try:
         await server.wait_ready()
-        endpoint = Endpoint(Router([server.client()]), ChatTemplate.load(config.model), EndpointOptions())
+        router = Router([server.client()])
+        endpoint = Endpoint(router, ChatTemplate.load(config.model), EndpointOptions())
         await endpoint.start()
 
         def open_session(spec: SessionSpec) -> Session:
@@ -148,21 +148,27 @@ async def generated(config: RunConfig, groups: int) -> float:
             )
 
         player = Player(config.rollout, make_env=Talk, make_agent=Talker, open_session=open_session)
-        slots = asyncio.Semaphore(config.rollout.concurrency or 128)
+        slots = asyncio.Semaphore(config.rollout.concurrency or 256)
 
-        async def one(group: int, sample: int) -> None:
+        async def one(group: int, sample: int) -> Episode:
             async with slots:
                 row = {"topic": f"train {group}"}
                 spec = EpisodeSpec(group=group, sample=sample, attempt=0, seed=group, row=row)
-                await player.play(spec, Sampling("g", group * 1000 + sample, True, 1.0))
+                return (await player.play(spec, Sampling("g", group * 1000 + sample, True, 1.0))).episode
 
-        samples = config.rollout.samples
-        await asyncio.gather(*(one(g, k) for g in range(4) for k in range(samples)))
+        async def all_of(groups: range) -> list[Group]:
+            samples = config.rollout.samples
+            played = await asyncio.gather(*(one(g, k) for g in groups for k in range(samples)))
+            return [Group(g, 0, 0, "talk", tuple(e for e in played if e.group == g)) for g in groups]
+
+        size = config.train.batch_groups
+        groups = await all_of(range(FIRST * size))
         begin = time.monotonic()
-        await asyncio.gather(*(one(g, k) for g in range(4, groups + 4) for k in range(samples)))
+        groups += await all_of(range(FIRST * size, config.train.steps * size))
         seconds = time.monotonic() - begin
         await endpoint.stop()
-        return seconds
+        await router.close()
+        return seconds, groups
     finally:
         await server.stop()
 
@@ -194,12 +200,9 @@ class Replay:
         """Alive."""
 
 
-async def replayed(config: RunConfig, pool_path: Path) -> float:
-    """Seconds that the trainer needs alone for the groups of a finished run."""
-    pool = await Pool.open(pool_path)
+async def replayed(config: RunConfig, groups: Sequence[Group]) -> float:
+    """Seconds that the trainer needs alone for these groups."""
     size = config.train.batch_groups
-    groups = [await pool.group(position) for position in range(config.train.steps * size)]
-    await pool.close()
     replay = Replay([groups[i : i + size] for i in range(0, len(groups), size)])
     feed = FeedServer(replay, replay)
     url = await feed.start()
@@ -248,9 +251,8 @@ def main() -> None:
             "sync_tool": trained(path, "sync_tool", [*waits, "rollout.staleness=0"]),
         }
         config = load(RunConfig, path, ['name="alone"', *steps])
-        counted = (options.steps - FIRST) * config.train.batch_groups
-        generation = asyncio.run(generated(config, counted))
-        training = asyncio.run(replayed(config, place / "async" / "pool.sqlite"))
+        generation, groups = asyncio.run(generated(config))
+        training = asyncio.run(replayed(config, groups))
     for name, run in runs.items():
         told = {key: round(value, 3) for key, value in run.items()}
         print(name, json.dumps({**told, "tokens_per_s": round(run["trained_tokens"] / run["seconds"])}))
