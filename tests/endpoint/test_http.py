@@ -173,6 +173,7 @@ async def test_capacity_is_bounded(setup: Callable[..., Any]) -> None:
         assert (await call)[0] == 200
 
 
+@pytest.mark.slow
 async def test_five_hundred_clients_at_once(setup: Callable[..., Any]) -> None:
     async with serving(setup()) as s:
         sessions = [s.open() for _ in range(500)]

@@ -90,6 +90,7 @@ async def test_update_in_the_middle_of_many_requests(client: EngineClient, model
         assert len(completion.tokens) == 100
 
 
+@pytest.mark.slow
 async def test_five_updates_in_one_request(client: EngineClient, models: Models) -> None:
     assert client.version is not None
     folder_of = {client.version: models.folders[0]}

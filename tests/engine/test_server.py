@@ -21,6 +21,7 @@ from tests.engine.kit import edit_json, request, vivid_model
 V = Version(2, 5)
 
 
+@pytest.mark.slow
 async def test_a_server_serves_its_version_and_ends(tmp_path: Path) -> None:
     model = vivid_model(tmp_path / "m", 0)
     server = start_engine(EngineOptions(dtype="bfloat16", max_running=2), model, V, tmp_path / "log")
@@ -79,6 +80,7 @@ def test_a_missing_or_damaged_model_is_named(tmp_path: Path) -> None:
         start_engine(EngineOptions(), model, V, tmp_path / "log")
 
 
+@pytest.mark.slow
 async def test_a_server_that_dies_while_starting_shows_its_log(tmp_path: Path) -> None:
     model = vivid_model(tmp_path / "m", 0)
     config = model / "config.json"

@@ -103,6 +103,7 @@ async def test_the_event_loop_is_not_blocked(pool: WorkerPool, functions: str) -
     assert ticks >= 5
 
 
+@pytest.mark.slow
 def test_a_worker_that_lost_its_parent_ends_by_itself(functions: str, tmp_path: Path) -> None:
     start, context = time.monotonic(), multiprocessing.get_context("spawn")
     place = tmp_path / "pid"
@@ -162,6 +163,7 @@ def test_a_comparison_ends_in_time(tower: str) -> None:
     assert time.monotonic() - start < 30  # a few seconds on a machine that is not shared
 
 
+@pytest.mark.slow
 def test_a_gold_that_cannot_be_read_in_time_is_a_fault_of_the_data() -> None:
     verdict = verify("\\boxed{x>2}", "|x-1|+|x-2|+|x^5-x-1|<4", MathOptions(seconds=0.5))
     assert (verdict.correct, verdict.reason) == (None, "gold_unparseable")

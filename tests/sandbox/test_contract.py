@@ -147,6 +147,7 @@ async def test_check_sandbox_finds_a_liar() -> None:
 
 
 @pytest.mark.parametrize("kind", BOUNDARIES)
+@pytest.mark.slow
 async def test_many_at_once_wait_in_line_and_clocks_start_with_the_program(kind: str) -> None:
     async with pool_of(kind) as pool:
         await pool.warm()

@@ -48,7 +48,7 @@ def _worst(got: torch.Tensor, folder: Path, tokens: list[int]) -> float:
         pytest.param(
             {"family": "llama"}, {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}, marks=pytest.mark.slow
         ),
-        (
+        pytest.param(
             {"family": "llama"},
             {
                 "rope_scaling": {
@@ -59,6 +59,7 @@ def _worst(got: torch.Tensor, folder: Path, tokens: list[int]) -> float:
                     "original_max_position_embeddings": 64,
                 }
             },
+            marks=pytest.mark.slow,
         ),
     ],
     ids=["llama", "llama-gqa-untied", "qwen2", "qwen3", "rope-linear", "rope-llama3"],

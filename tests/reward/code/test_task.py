@@ -90,6 +90,7 @@ async def test_preambles() -> None:
     )
 
 
+@pytest.mark.slow
 async def test_many_at_once_are_served_in_turn_and_a_full_queue_is_no_verdict(pool: Pool) -> None:
     task = parse_task({"mode": "stdio", "tests": [{"stdin": "", "stdout": "1"}], "time_limit_s": 2})
     # Longer than the time limit altogether: waiting does not count.
