@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from agentrl.engine.client import EngineClient
+from agentrl.engine.failover import go_on_until
 from agentrl.engine.reply import Progress
 from agentrl.engine.types import Completion, GenerateRequest, OnTokens
 from agentrl.errors import DeadlineExceeded, EngineError, EngineLost
@@ -68,18 +69,9 @@ class FollowedEngines:
 
     async def _run(self, seat: _Seat, progress: Progress, on_tokens: OnTokens | None) -> Completion:
         guarded = len(self._seats) > 1
-        work = asyncio.ensure_future(seat.client.go_on(progress, on_tokens, fail_over=True, guarded=guarded))
-        left = asyncio.ensure_future(seat.left.wait())
-        try:
-            await asyncio.wait((work, left), return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                return work.result()
-        finally:
-            left.cancel()
-            work.cancel()
-            await asyncio.wait((work,))
-        if not work.cancelled() and work.exception() is None:
-            return work.result()
+        done = await go_on_until(seat.left, seat.client, progress, on_tokens, guarded=guarded)
+        if done is not None:
+            return done
         progress.losses += 1
         raise EngineLost(f"{seat.client.url} serves no longer")
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from agentrl.engine.client import EngineClient
+from agentrl.engine.failover import go_on_until
 from agentrl.engine.reply import Progress
 from agentrl.engine.types import Completion, GenerateRequest, OnTokens
 from agentrl.errors import DeadlineExceeded, EngineError, EngineLost
@@ -118,18 +119,9 @@ class Router:
 
     async def _run(self, seat: _Seat, progress: Progress, on_tokens: OnTokens | None) -> Completion:
         guarded = len(self._seats) > 1
-        work = asyncio.ensure_future(seat.client.go_on(progress, on_tokens, fail_over=True, guarded=guarded))
-        lost = asyncio.ensure_future(seat.lost.wait())
-        try:
-            await asyncio.wait((work, lost), return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                return work.result()
-        finally:
-            lost.cancel()
-            work.cancel()
-            await asyncio.wait((work,))
-        if not work.cancelled() and work.exception() is None:
-            return work.result()
+        done = await go_on_until(seat.lost, seat.client, progress, on_tokens, guarded=guarded)
+        if done is not None:
+            return done
         progress.losses += 1
         raise EngineLost(f"{seat.client.url} was fenced: {seat.fenced}")
 
