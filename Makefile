@@ -22,7 +22,7 @@ demo: install
 	$(BIN)/python examples/demo.py --engine $(ENGINE)
 
 test: install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: install
 	$(BIN)/ruff format --check .

@@ -27,7 +27,9 @@ TORCH_HOMES = ("agentrl/train/", "agentrl/engine/embedded/")
 
 def _modules() -> list[tuple[str, Path]]:
     found = []
-    for path in sorted(ROOT.glob("agentrl/**/*.py")) + [p for s in SHELVES for p in sorted((ROOT / s).glob("**/*.py"))]:
+    for path in sorted(ROOT.glob("agentrl/**/*.py")) + [
+        p for s in sorted(SHELVES) for p in sorted((ROOT / s).glob("**/*.py"))
+    ]:
         relative = path.relative_to(ROOT)
         if len(relative.parts) > 2 and relative.parts[0] == "agentrl" and relative.parts[1] in SHELVES:
             continue  # the symlinks; the real folders are read by themselves

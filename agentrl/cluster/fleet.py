@@ -47,6 +47,7 @@ class WorkerEngine(EngineClient):
             decode=decoder(model_dir),
             load_timeout=options.load_timeout,
             token=token,
+            hot_swap=options.hot_swap,
         )
         self.address = address
         self._stage = stage

@@ -51,7 +51,8 @@ class EngineClient:
     `limits` and `model_dir` let it refuse what would kill a real server: ids outside the vocabulary, weights of other
     names or shapes. `decode` is needed to see a stop string that straddles an interruption. `chunk_tokens` cuts a
     generation into requests of so many tokens, for servers that cannot retract (`pause_mode="abort"`). `token` goes
-    with every request, to a server on another host that asks for it.
+    with every request, to a server on another host that asks for it. `hot_swap` is for servers that load new weights
+    beside those that serve and change them between two tokens: a publish need not pause them.
     """
 
     def __init__(
@@ -66,8 +67,10 @@ class EngineClient:
         control_timeout: float = 30.0,
         load_timeout: float = 300.0,
         token: str | None = None,
+        hot_swap: bool = False,
     ) -> None:
         self.url = url.rstrip("/")
+        self.hot_swap = hot_swap
         self.version: Version | None = None
         self.in_flight = 0
         self._limits = limits

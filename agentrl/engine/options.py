@@ -51,6 +51,11 @@ class EngineOptions(BaseModel):
     extra_args: tuple[str, ...] = ()
     """SGLang: further command line arguments, e.g. ["--attention-backend", "fa3"]."""
 
+    @property
+    def hot_swap(self) -> bool:
+        """Whether these servers load new weights beside the serving ones and change them between two tokens."""
+        return self.kind == "embedded"
+
     @model_validator(mode="after")
     def _effective(self) -> Self:
         """A setting that has no effect is an error, not a silence."""

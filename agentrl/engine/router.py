@@ -28,7 +28,8 @@ _MAX_LOSSES = 3
 
 
 class PublishReport(NamedTuple):
-    """What a publish did. `stall_seconds` passed from the first pause to the last continuation."""
+    """What a publish did. `stall_seconds` passed from the first pause to the last continuation: 0 where all engines
+    swap between two tokens, and none paused."""
 
     version: Version
     updated: tuple[str, ...]
@@ -161,8 +162,9 @@ class Router:
     async def publish(self, path: Path | str, version: Version) -> PublishReport:
         """Give every serving engine the weights in `path`.
 
-        All pause, each loads once its pause is acknowledged, all go on whatever happened. EngineError where no engine
-        took them: the old weights serve on. Where some did, the others are fenced and named in the report.
+        All pause but those that swap between two tokens, each loads once its pause is acknowledged, all go on whatever
+        happened. EngineError where no engine took them: the old weights serve on. Where some did, the others are fenced
+        and named in the report.
         """
         self._watch()
         async with self._changing:
@@ -172,15 +174,16 @@ class Router:
                 raise EngineError(f"no engine serves, weights {version} went nowhere ({reasons})")
             begun = time.monotonic()
             failures: dict[_Seat, BaseException] = {}
+            pausing = [s for s in seats if not s.client.hot_swap]
             try:
-                await _each(seats, lambda s: s.client.pause(), failures, self._slow_seconds)
+                await _each(pausing, lambda s: s.client.pause(), failures, self._slow_seconds)
                 paused = time.monotonic()
                 ready = [s for s in seats if s not in failures]
                 await _each(ready, lambda s: s.client.update_from_disk(path, version), failures, self._slow_seconds)
                 loaded = time.monotonic()
             finally:
                 # A fenced one goes on when it has caught up: a host that is gone must not hold up those that serve.
-                going = [s for s in seats if not s.fenced]
+                going = [s for s in pausing if not s.fenced]
                 await asyncio.shield(_each(going, lambda s: s.client.resume(), failures, self._slow_seconds))
             updated = [s for s in seats if s not in failures]
             self._settle(version, updated, failures)
@@ -191,7 +194,7 @@ class Router:
                 {s.client.url: str(e) for s, e in failures.items()},
                 paused - begun,
                 loaded - paused,
-                time.monotonic() - begun,
+                time.monotonic() - begun if pausing else 0.0,
             )
 
     def _settle(self, version: Version, updated: list[_Seat], failures: dict[_Seat, BaseException]) -> None:

@@ -45,6 +45,7 @@ class EngineServer:
             pause_mode="retract" if self.names_versions else "abort",
             chunk_tokens=self.options.chunk_tokens or (None if self.names_versions else _CHUNK),
             load_timeout=self.options.load_timeout,
+            hot_swap=self.options.hot_swap,
         )
 
     async def wait_ready(self) -> None:

@@ -29,6 +29,11 @@ class Books:
         self._queue = 0
         self._turn = asyncio.Event()
 
+    @property
+    def open(self) -> bool:
+        """Whether one more change may share it now; what is done before the next `await` is such a change."""
+        return not self._alone and not self._queue
+
     async def share(self, change: Coroutine[Any, Any, T]) -> T:
         """Run `change` beside others that share, to its end even where the caller is cancelled."""
         return await self._run(self.shared(), change)
@@ -40,7 +45,7 @@ class Books:
     @asynccontextmanager
     async def shared(self) -> AsyncIterator[None]:
         """Hold it together with others."""
-        await self._until(lambda: not self._alone and not self._queue)
+        await self._until(lambda: self.open)
         self._sharing += 1
         try:
             yield

@@ -87,6 +87,7 @@ class Runner:
         self._groups: set[asyncio.Task[Any]] = set()
         self._taken: dict[int, int] = {}
         """Groups with the trainer, and the version they were taken for."""
+        self._admitting = False
         self._changed = asyncio.Event()
         self._more = asyncio.Event()
         self._books = Books(self._announce)
@@ -130,6 +131,7 @@ class Runner:
         # Room first: the engines idle until the next episode asks, and the ledger's durable write can follow.
         self.version = version
         self._left([position for position, number in self._taken.items() if number < version.number])
+        self._begin_one()
         await self._books.alone(self._published(version))
 
     async def retain(self, cursor: Mapping[str, Any]) -> None:
@@ -188,6 +190,7 @@ class Runner:
             await cancel_all([*loops, failed, *self._groups], 3 * self.options.close_seconds + 10.0)
 
     async def _admit(self) -> None:
+        self._admitting = True
         while True:
             await asyncio.sleep(self.health.pause)
             if not await self.gate.room(_LOOK_EVERY):
@@ -203,6 +206,13 @@ class Runner:
                     await self._more.wait()
             except TimeoutError:
                 continue
+
+    def _begin_one(self) -> None:
+        """Begin a group now, not after the durable write that others would wait for; it is a step ahead of them."""
+        if self.gate.open and self._admitting and self._books.open and not self.health.pause:
+            asked = self._next()
+            if asked is not None:
+                self._begin(asked)
 
     def _next(self) -> Ask | None:
         if self._waiting:

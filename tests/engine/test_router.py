@@ -119,6 +119,26 @@ async def test_publish_updates_only_paused_engines_and_resumes_all() -> None:
     assert all([s.version for s in c.spans] == [Version(1, 0), V11] for c in done)
 
 
+async def test_engines_that_swap_between_two_tokens_are_not_paused() -> None:
+    async with _fleet(2, control_delay=0.02, token_delay=0.01) as (_, servers):
+        clients = [EngineClient(s.url, hot_swap=s is servers[0]) for s in servers]
+        router = Router(clients)
+        try:
+            tasks = [
+                asyncio.create_task(router.generate(request(f"r{i}", [9], max_tokens=40, session=f"s{i}")))
+                for i in range(6)
+            ]
+            await asyncio.sleep(0.1)
+            report = await router.publish("new", V11)
+            done = await asyncio.gather(*tasks)
+        finally:
+            await router.close()
+        paused = [any(path == "/pause_generation" for path, _ in s.calls) for s in servers]
+    assert paused == [False, True]
+    assert sorted(report.updated) == sorted(s.url for s in servers)
+    assert all([s.version for s in c.spans] == [Version(1, 0), V11] for c in done)
+
+
 async def test_a_publish_that_all_refuse_leaves_the_old_version_serving() -> None:
     async with _fleet(2) as (router, servers):
         for server in servers:

@@ -14,6 +14,8 @@ from agentrl.engine.embedded.__main__ import build
 from agentrl.engine.embedded.model import load_weights, read_shape
 from agentrl.engine.embedded.sampler import Rule
 from agentrl.engine.embedded.sequence import Live
+from agentrl.engine.router import Router
+from agentrl.engine.server import EngineServer
 from agentrl.types import Version
 from tests.engine.conftest import Models
 from tests.engine.kit import request
@@ -58,6 +60,22 @@ async def test_a_publish_tells_its_gap(client: EngineClient, models: Models) -> 
     counters = await client.counters()
     assert counters["longest_gap_ms"] >= counters["load_ms"] > 0
     assert counters["publishes"] == before["publishes"] + 1
+
+
+@embedded_only
+async def test_a_publish_does_not_wait_for_a_pause(server: EngineServer, client: EngineClient, models: Models) -> None:
+    """Tokens of the old weights go on while the new ones load, and none is lost at the seam."""
+    router = Router([client])
+    tasks = [asyncio.create_task(router.generate(request(f"p{i}", [7] * 50, max_tokens=300))) for i in range(4)]
+    before, old = await client.counters(), client.version
+    while (await client.counters())["generated_tokens"] < before["generated_tokens"] + 100:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    report = await router.publish(models.folders[1], models.next_version())
+    done = await asyncio.gather(*tasks)
+    assert report.updated == (server.url,)
+    assert report.stall_seconds == 0.0
+    assert all([span.version for span in c.spans] == [old, report.version] for c in done)
+    assert all(c.tokens.size == 300 for c in done)
 
 
 def test_after_a_swap_the_first_goes_on_after_its_own_prefill(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
