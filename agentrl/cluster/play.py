@@ -91,7 +91,13 @@ class Playing:
             del self._tasks[job.id]
 
     async def _ask(self) -> Work | None:
-        wanted = Next(lease=self._spec.lease, generation=self._spec.generation, serial=self._serial, got=self._got)
+        wanted = Next(
+            lease=self._spec.lease,
+            generation=self._spec.generation,
+            serial=self._serial,
+            got=self._got,
+            sandboxes=self._player.sandboxes(),
+        )
         body = await self._post("/rollout/next", wanted.model_dump_json().encode(), {}, {})
         if body is None:
             return None

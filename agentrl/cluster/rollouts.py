@@ -1,7 +1,7 @@
 """Episodes played by other processes: the conductor's side.
 
-    POST /rollout/next   {lease, generation, serial} → {jobs, cancel, engines, serial}     held until there is something
-    POST /rollout/done?lease=…&generation=…&job=…    bytes of `encode_group` with the one episode
+    POST /rollout/next   `Next` → `Work`                 held until there is something
+    POST /rollout/done?lease=…&generation=…&job=…        bytes of `encode_group` with the one episode
 
 A job is an episode to play. A worker that is lost loses only the episodes that it ran: each goes to another one, the
 same row and seeds. What comes from a lease or generation that is over is refused.
@@ -31,6 +31,7 @@ from agentrl.conductor.watchdog import Wait
 from agentrl.errors import AgentRLError, DataError, RunError
 from agentrl.rollout.episode import EpisodeSpec, Outcome
 from agentrl.rollout.player import Sampling
+from agentrl.sandbox.census import Figures, added, counters
 from agentrl.types import Episode, Group, Row
 from agentrl.wire import decode_group, encode_group
 
@@ -83,6 +84,8 @@ class Next(_Wire):
     generation: int
     serial: int
     got: int
+    sandboxes: dict[str, float] = {}
+    """What its sandboxes count (`sandbox/census.py`)."""
 
 
 class Work(_Wire):
@@ -109,6 +112,7 @@ class _Desk:
     cancel: list[int] = field(default_factory=list)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     last: Work | None = None
+    sandboxes: Figures = field(default_factory=dict)
 
 
 class Rollouts:
@@ -138,8 +142,13 @@ class Rollouts:
         self._open: dict[int, tuple[asyncio.Future[Outcome], Callable[[], None], Row]] = {}
         self._ids = itertools.count(1)
         self._deaths: list[float] = []
+        self._gone: Figures = {}
 
     # --- the player
+
+    def sandboxes(self) -> Figures:
+        """Those of all rollout processes, with what ended ones had counted."""
+        return added([self._gone, *(desk.sandboxes for desk in self._desks.values())])
 
     async def play(
         self, spec: EpisodeSpec, sampling: Sampling, *, on_act: Callable[[], None] = lambda: None
@@ -207,7 +216,9 @@ class Rollouts:
             await asyncio.sleep(_TICK)
 
     def _take_over(self, place: _Place) -> None:
-        jobs = list(self._desks.pop(place).jobs.values())
+        desk = self._desks.pop(place)
+        self._gone = added([self._gone, counters(desk.sandboxes)])
+        jobs = list(desk.jobs.values())
         if jobs:
             self._note(f"{len(jobs)} episodes that {place.lease.rpartition('-')[0]} ran are asked again")
         self.retried += len(jobs)
@@ -257,6 +268,7 @@ class Rollouts:
             unplaced, self._unplaced = self._unplaced, []
             for job in unplaced:
                 self._place(job)
+        desk.sandboxes = wanted.sandboxes
         if desk.last is not None and wanted.got < desk.last.number:
             return answer(200, desk.last.model_dump())
         if not (desk.fresh or desk.cancel or wanted.serial != self._serial):

@@ -81,4 +81,5 @@ def rollout_gauges(endpoint: Endpoint, engine: MeteredEngine, runner: Runner) ->
         "rollout_retries_total": runner.player.retried,
         "rollout_version": runner.version.number,
         "sandbox_lost_total": runner.counts["stop_sandbox_lost"],
+        **runner.player.sandboxes(),
     }

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+_SUFFIXES = ("_bucket", "_count", "_sum", "_total", "")
+_LE = re.compile(r',?le="([^"]*)"')
 HELP = {
     "endpoint_sessions": "Open sessions of the endpoint.",
     "engine_requests": "Generate requests sent to the engines.",
@@ -32,6 +34,16 @@ HELP = {
     "pool_groups_taken": "Groups with the trainer.",
     "rollout_version": "The number of the weights that the engines serve.",
     "sandbox_lost": "Episodes that ended because their sandbox was lost.",
+    "sandbox_boxes": "Boxes by what they do.",
+    "sandbox_slots": "Boxes that the open pools may have at once.",
+    "sandbox_waiting": "Users in the line for a box.",
+    "sandbox_starts": "Boxes that were started.",
+    "sandbox_start_failures": "Boxes that could not be started.",
+    "sandbox_boxes_lost": "Boxes that were gone before their user was done.",
+    "sandbox_boxes_replaced": "Boxes that were not fit for another user: lost, at a limit, not to be cleaned.",
+    "sandbox_wait_seconds": "From asking for a box to having it.",
+    "sandbox_programs": "Programs that were run in boxes, by how they ended.",
+    "sandbox_program_seconds": "From asking for a program to run to its result.",
     "trainer_step": "The last finished step.",
     "trainer_ranks": "Ranks that have said they are alive.",
     "trainer_silent_seconds": "Since the most silent rank was heard.",
@@ -39,35 +51,67 @@ HELP = {
 }
 
 
+class Sample(NamedTuple):
+    """One line of a family: `suffix` is what follows the family's name."""
+
+    suffix: str
+    labels: str
+    value: float
+
+
 def exposition(state: Mapping[str, Any], last: Mapping[str, float], alive: bool) -> str:
     """The metrics of a run: gauges and counters of state.json while it lives, and the figures of its last step."""
     lines = []
     gauges = state.get("gauges") if alive else None
-    for name, value in sorted(gauges.items() if isinstance(gauges, dict) else ()):
-        counter = name.endswith("_total")
-        lines += _metric(name.removesuffix("_total"), value, counter)
-    lines += _metric("up", float(alive), False, "Whether the run's conductor lives.")
+    for name, samples in sorted(_families(gauges if isinstance(gauges, dict) else {}).items()):
+        lines += _family(name, samples)
+    lines += _family("up", [Sample("", "", float(alive))], "Whether the run's conductor lives.")
     seen = set()
     for name, value in sorted(last.items()):
         clean = "step_" + re.sub(r"\W", "_", name)
         if name.startswith("envs/") or clean in seen:
             continue
         seen.add(clean)
-        lines += _metric(clean, value, False, f"{name} of the last finished step.")
+        lines += _family(clean, [Sample("", "", value)], f"{name} of the last finished step.")
     for name, value in sorted(last.items()):
         if name.startswith("envs/"):
             lines += _labelled(name, value, seen)
     return "\n".join([*lines, "# EOF", ""])
 
 
-def _metric(name: str, value: object, counter: bool, help_text: str = "") -> list[str]:
-    if not isinstance(value, int | float):
-        return []
-    family, kind = f"agentrl_{name}", "counter" if counter else "gauge"
+def _families(gauges: Mapping[str, object]) -> dict[str, list[Sample]]:
+    found: dict[str, list[Sample]] = {}
+    for key, value in gauges.items():
+        name, brace, labels = key.partition("{")
+        if not isinstance(value, int | float):
+            continue
+        suffix = next((end for end in _SUFFIXES if name.endswith(end)), "")
+        found.setdefault(name.removesuffix(suffix), []).append(Sample(suffix, brace + labels, value))
+    return found
+
+
+def _family(name: str, samples: Sequence[Sample], help_text: str = "") -> list[str]:
+    family = f"agentrl_{name}"
     told = help_text or HELP.get(name, "")
     helped = [f"# HELP {family} {_escaped(told)}"] if told else []
     unit = [f"# UNIT {family} seconds"] if family.endswith("_seconds") else []
-    return [f"# TYPE {family} {kind}", *unit, *helped, f"{family}{'_total' if counter else ''} {_number(value)}"]
+    # The samples of a histogram stand together for each set of labels, its buckets in ascending order.
+    ordered = sorted(samples, key=lambda s: (_LE.sub("", s.labels), _SUFFIXES.index(s.suffix), _bound(s.labels)))
+    lines = [f"{family}{s.suffix}{s.labels} {_number(s.value)}" for s in ordered]
+    return [f"# TYPE {family} {_kind({s.suffix for s in samples})}", *unit, *helped, *lines]
+
+
+def _kind(suffixes: set[str]) -> str:
+    if "_total" in suffixes:
+        return "counter"
+    if "_bucket" in suffixes:
+        return "histogram"
+    return "summary" if "_sum" in suffixes else "gauge"
+
+
+def _bound(labels: str) -> float:
+    found = _LE.search(labels)
+    return float(found[1]) if found else 0.0
 
 
 def _labelled(name: str, value: float, seen: set[str]) -> list[str]:

@@ -13,6 +13,7 @@ from agentrl.errors import InfrastructureError, RequestRefused
 from agentrl.rollout.episode import EpisodeSpec, Limits, Outcome, close_env, run_episode
 from agentrl.rollout.options import RolloutOptions
 from agentrl.rollout.session import MakeAgent, MakeEnv, OpenSession, SessionSpec
+from agentrl.sandbox.census import Figures, census
 from agentrl.types import Episode, Stop
 
 INFRASTRUCTURE = frozenset({Stop.SANDBOX_LOST, Stop.ENGINE_LOST})
@@ -40,6 +41,10 @@ class Plays(Protocol):
         """One episode with its retries. `on_act` is called before any token of an action can be sampled."""
         ...
 
+    def sandboxes(self) -> Figures:
+        """What the sandboxes of episodes count, wherever they are (`sandbox/census.py`)."""
+        ...
+
 
 class Player:
     """Everything that is needed to play any row."""
@@ -53,6 +58,10 @@ class Player:
         self._open_session = open_session
         self._count = itertools.count()
         self.retried = 0
+
+    def sandboxes(self) -> Figures:
+        """Those of this process."""
+        return census().figures()
 
     async def play(
         self, spec: EpisodeSpec, sampling: Sampling, *, on_act: Callable[[], None] = lambda: None

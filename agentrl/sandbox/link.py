@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import struct
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple, Protocol
@@ -96,6 +97,8 @@ class ServerBox:
         self.lost = False
         self.tainted = False
         """A limit was hit: the next user gets another box."""
+        self.on_program: Callable[[str, float], None] = lambda end, seconds: None
+        """Told of every program how it ended (`census.ENDS`) and how long that took."""
         self._config = config
         self._reader, self._writer, self._stop, self._why = reader, writer, stop, why
         self._turn = asyncio.Lock()
@@ -130,11 +133,26 @@ class ServerBox:
             raise ValueError(f"timeout {timeout}: expected seconds between 0 and 1,000,000")
         request = {"op": "run", "argv": list(argv), "env": dict(env or {}), "timeout": timeout}
         request |= {} if cwd is None else {"cwd": os.path.join(self.workdir, cwd)}
+        begin, end = time.monotonic(), "failed"
         try:
-            header, body = await self._call(request, stdin, timeout, repr(argv[0]))
+            result = await self._run(request, stdin, cwd or self.workdir)
+            end = _end_of(result)
+            return result
+        except asyncio.CancelledError:
+            end = "cancelled"
+            raise
+        except SandboxLost:
+            end = "lost"
+            raise
+        finally:
+            self.on_program(end, time.monotonic() - begin)
+
+    async def _run(self, request: dict[str, Any], stdin: bytes, cwd: str) -> ExecResult:
+        try:
+            header, body = await self._call(request, stdin, request["timeout"], repr(request["argv"][0]))
         except LostToMemory:
             return ExecResult(137, b"", b"", oom=True)
-        self._raise_setup(header, cwd or self.workdir)
+        self._raise_setup(header, cwd)
         size = header["out"]
         result = ExecResult(
             header["code"], body[:size], body[size:], header["timed_out"], header["oom"], header["truncated"]
@@ -156,6 +174,11 @@ class ServerBox:
         self._raise_setup(header, path)
         self._expect_whole(header, "reading", path)
         return body
+
+    @property
+    def closed(self) -> bool:
+        """Whether somebody on this side removed it."""
+        return self._closing is not None
 
     async def reset(self) -> bool:
         """Make it as new for the next user; False when that cannot be and the box must go."""
@@ -221,6 +244,11 @@ class ServerBox:
         if header["code"] or header["timed_out"] or header["truncated"]:
             self.tainted = True
             raise OSError(f"{doing} {path} in {self.name} ended with {header}: expected the whole file")
+
+
+def _end_of(result: ExecResult) -> str:
+    limits = (("timeout", result.timed_out), ("oom", result.oom), ("output", result.truncated))
+    return next((end for end, hit in limits if hit), "failed" if result.returncode else "ok")
 
 
 class Process:

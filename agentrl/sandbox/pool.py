@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 from agentrl.config import resolve_object
 from agentrl.errors import ConfigError, SandboxLost
+from agentrl.sandbox.census import Standing, census
 from agentrl.sandbox.link import ServerBox
 from agentrl.sandbox.options import SandboxOptions
 
@@ -39,16 +41,35 @@ class Pool:
         self._idle: list[tuple[int, ServerBox]] = []
         self._returns: set[asyncio.Task[None]] = set()
         self._closed = False
+        self._waiting = self._starting = 0
+        self._tally = census().enter(self)
+
+    @property
+    def kind(self) -> str:
+        """Which kind of box."""
+        return self.options.kind
+
+    def standing(self) -> Standing:
+        """Where the pool stands now."""
+        idle, slots = len(self._idle), self.options.slots
+        busy = slots - len(self._free) - idle - self._starting
+        return Standing(slots, self._waiting, self._starting, busy, idle)
 
     @asynccontextmanager
     async def box(self) -> AsyncIterator[ServerBox]:
         """A clean box for one user."""
-        await self._turns.acquire()
+        asked = time.monotonic()
+        self._waiting += 1
+        try:
+            await self._turns.acquire()
+        finally:
+            self._waiting -= 1
         try:
             slot, box = await self._take()
         except BaseException:
             self._turns.release()
             raise
+        self._tally.served(time.monotonic() - asked)
         try:
             yield box
         finally:
@@ -71,6 +92,7 @@ class Pool:
         idle, self._idle = self._idle, []
         await asyncio.gather(*(box.close() for _, box in idle))
         await self._backend.close()
+        census().leave(self)
 
     async def __aenter__(self) -> Pool:
         return self
@@ -84,24 +106,33 @@ class Pool:
         if self._idle:
             return self._idle.pop()
         slot = self._free.pop()
-        try:
-            return slot, await self._backend.start(slot)
-        except BaseException:
-            self._free.append(slot)
-            raise
+        return slot, await self._start(slot)
 
     async def _warm_one(self, slot: int) -> None:
+        self._idle.append((slot, await self._start(slot)))
+
+    async def _start(self, slot: int) -> ServerBox:
+        self._starting += 1
         try:
-            self._idle.append((slot, await self._backend.start(slot)))
-        except BaseException:
+            box = await self._backend.start(slot)
+        except BaseException as error:
             self._free.append(slot)
+            self._tally.failures += isinstance(error, Exception)
             raise
+        finally:
+            self._starting -= 1
+        self._tally.starts += 1
+        box.on_program = self._tally.program
+        return box
 
     async def _give_back(self, slot: int, box: ServerBox) -> None:
         try:
+            gone = box.lost and not box.closed
             if not self._closed and await self._clean(box):
                 self._idle.append((slot, box))
                 return
+            self._tally.lost += gone
+            self._tally.replaced += not self._closed
             try:
                 await box.close()
             finally:

@@ -76,8 +76,10 @@ class Cluster:
                 return joined["lease"], orders["task"]["generation"]
             await asyncio.sleep(0.02)
 
-    async def next(self, place: tuple[str, int], got: int = 0, serial: int = -1) -> tuple[int, Any]:
-        return await self.post("/rollout/next", lease=place[0], generation=place[1], serial=serial, got=got)
+    async def next(
+        self, place: tuple[str, int], got: int = 0, serial: int = -1, **more: dict[str, float]
+    ) -> tuple[int, Any]:
+        return await self.post("/rollout/next", lease=place[0], generation=place[1], serial=serial, got=got, **more)
 
     async def done(self, place: tuple[str, int], job: int, outcome: Outcome) -> int:
         body, error = outcome_bytes(outcome)
@@ -179,6 +181,20 @@ async def test_engines_that_change_are_told(cluster: Cluster) -> None:
     cluster.engines.append("http://127.0.0.1:2")
     _, work = await asking
     assert work["engines"] == ["http://127.0.0.1:1", "http://127.0.0.1:2"]
+
+
+async def test_sandboxes_are_counted_wherever_they_are(cluster: Cluster) -> None:
+    places = [await cluster.worker() for _ in range(2)]
+    for place in places:
+        figures = {'sandbox_slots{kind="docker"}': 4.0, 'sandbox_starts_total{kind="docker"}': 6.0}
+        await cluster.next(place, sandboxes=figures)
+    assert cluster.rollouts.sandboxes() == {name: 2 * value for name, value in figures.items()}
+    cluster.hub.lose(cluster.hub.members("rollout")[0], "the test lost it")
+    await until(lambda: cluster.rollouts.workers == 1)
+    assert cluster.rollouts.sandboxes() == {
+        'sandbox_slots{kind="docker"}': 4,
+        'sandbox_starts_total{kind="docker"}': 12,
+    }
 
 
 def test_what_ended_an_episode_keeps_its_kind() -> None:
