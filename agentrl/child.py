@@ -21,6 +21,11 @@ from typing import IO
 
 from agentrl.errors import ConfigError
 
+LOGS_VARIABLE = "AGENTRL_LOGS"
+"""In the environment: the folder for logs of what a process starts for itself, such as workers for rewards."""
+RANK_LOGS_VARIABLE = "AGENTRL_RANK_LOGS"
+"""In the environment of a trainer's ranks that share their starter's output: the folder for a log of each."""
+
 
 class Child:
     """A running child process. `log` receives its stdout and stderr."""
@@ -31,6 +36,8 @@ class Child:
         self.log = log
         read_end, self._lifeline = os.pipe()
         log.parent.mkdir(parents=True, exist_ok=True)
+        self.log_start = log.stat().st_size if log.exists() else 0
+        """Where in the log this child's part begins."""
         with log.open("ab") as output:
             self._process = _spawn(read_end, self.argv, output, {**os.environ, **(env or {})})
         os.close(read_end)
@@ -72,7 +79,9 @@ class Child:
     def tail(self, lines: int = 20) -> str:
         """The last lines of its log, for an error's text."""
         try:
-            return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+            with self.log.open("rb") as file:
+                file.seek(self.log_start)
+                return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
         except OSError as error:
             return f"(no log: {error})"
 

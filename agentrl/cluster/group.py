@@ -11,8 +11,9 @@ from typing import NamedTuple
 from agentrl.cluster.files import fetch
 from agentrl.cluster.hub import Hub, Member, slots
 from agentrl.cluster.protocol import Source, TrainerTask
+from agentrl.conductor.cause import Death, is_consequence
 from agentrl.conductor.feed import CommitRequest, Phase
-from agentrl.conductor.trainer import START_SECONDS, Death, Heartbeat, Heartbeats
+from agentrl.conductor.trainer import START_SECONDS, Heartbeat, Heartbeats
 from agentrl.conductor.watchdog import Wait
 from agentrl.errors import RunError
 from agentrl.train import checkpoint
@@ -180,7 +181,9 @@ class RemoteGroup:
             if text := self._end_of(part):
                 self._keep_log(f"{part.member.name}, ranks of generation {part.generation}:\n{text}\n")
         code = next((p.member.beat.code for p in self._parts if p.member.beat.code), 1)
-        return Death(code or 1, texts[0], own=(code or 1) < 128)
+        # A host whose ranks only lost the others' is not the cause, where another one is.
+        text = min(texts, key=lambda told: is_consequence(told.partition("\n")[0]))
+        return Death(code or 1, text, own=(code or 1) < 128)
 
     def _all_ended(self) -> bool:
         return all(self._end_of(part) is not None for part in self._parts)

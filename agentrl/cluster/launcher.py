@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
-from agentrl.child import Child
+from agentrl.child import LOGS_VARIABLE, Child
 from agentrl.cluster.files import TransferFailed, fetch, read_token
 from agentrl.cluster.fleet import RemoteFleet, drop, weights_name
 from agentrl.cluster.group import RemoteGroup
@@ -224,8 +224,9 @@ class LocalLauncher:
     def _worker(self, hub: Hub, index: int) -> Child:
         argv = [sys.executable, "-m", "agentrl.cli", "worker", "--role", "rollout", "--conductor", hub.url]
         argv += ["--name", str(index)]
-        log = self._desk.folder.logs / f"rollout-{index}.log"
-        return Child(f"rollout worker {index}", argv, log=log, env={"AGENTRL_CLUSTER_TOKEN": hub.token})
+        logs = self._desk.folder.logs
+        environment = {"AGENTRL_CLUSTER_TOKEN": hub.token, LOGS_VARIABLE: str(logs / f"rollout-{index}")}
+        return Child(f"rollout worker {index}", argv, log=logs / f"rollout-{index}.log", env=environment)
 
     def player(self, engine: MeteredEngine) -> Plays | None:
         """See `Launcher`."""

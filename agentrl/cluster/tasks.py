@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import os
 import shutil
 import socket
 import struct
@@ -16,18 +17,20 @@ import aiohttp
 import orjson
 from aiohttp import web
 
-from agentrl.child import Child
+from agentrl.child import LOGS_VARIABLE, Child
 from agentrl.cluster.files import answer
 from agentrl.cluster.protocol import EngineTask, RolloutTask, State, Task, TrainerTask
 from agentrl.cluster.rollouts import PlaySpec
 from agentrl.cluster.store import Store
+from agentrl.conductor.cause import death, first_to_fail, read_rank, signed
 from agentrl.conductor.engines import UNPUBLISHED
-from agentrl.conductor.trainer import death, has_gpu
+from agentrl.conductor.trainer import has_gpu
 from agentrl.engine.options import EngineOptions
 from agentrl.engine.server import EngineServer, start_engine
 from agentrl.errors import AgentRLError
 
 _POLL = 0.1
+_SETTLE = 1.0
 _SIOCGIFADDR = 0x8915
 
 
@@ -41,6 +44,8 @@ class Run(ABC):
         self.text = ""
         self._store, self._changed = store, changed
         self._folder = scratch / f"{task.kind}-{task.generation}"
+        # Logs outlive the task; a worker that a conductor started here writes them into the run's folder.
+        self._logs = Path(os.environ.get(LOGS_VARIABLE) or scratch / "logs")
         self._work = asyncio.ensure_future(self._guarded())
 
     async def _guarded(self) -> None:
@@ -82,7 +87,7 @@ class EngineRun(Run):
     async def _go(self) -> None:
         model = await self._store.have(self.task.model)
         options = EngineOptions.model_validate(self.task.options)
-        log = self._folder / "engine.log"
+        log = self._logs / "engine.log"
         self._server = await asyncio.to_thread(start_engine, options, model, UNPUBLISHED, log, 0)
         await self._server.wait_ready()
         self.url = self._server.url
@@ -158,14 +163,27 @@ class TrainerRun(Run):
         self._tell("running")
         while True:
             codes = [child.poll() for child in self._ranks]
-            for child, code in zip(self._ranks, codes, strict=True):
-                if code:
-                    self._tell("ended", code, death(child, code))
-                    return
+            if any(codes):
+                # Whichever ended first: it may be the one that lost another, which is about to say why.
+                await asyncio.sleep(_SETTLE if len(codes) > 1 else 0)
+                self._tell("ended", *self._cause())
+                return
             if None not in codes:
                 self._tell("ended", 0)
                 return
             await asyncio.sleep(_POLL)
+
+    def _cause(self) -> tuple[int, str]:
+        ended = {
+            rank: (child, code)
+            for rank, child in zip(self.task.ranks, self._ranks, strict=True)
+            if (code := child.poll())
+        }
+        first = first_to_fail(
+            [read_rank(rank, child.log, child.log_start, signed(code)) for rank, (child, code) in ended.items()]
+        )
+        child, code = ended[first.rank if first is not None else min(ended)]
+        return code, death(child, code)
 
     async def _job(self) -> dict[str, Any]:
         task, folder = self.task, self._folder
@@ -198,7 +216,7 @@ class TrainerRun(Run):
         if not has_gpu():
             environment |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         argv = [sys.executable, "-m", "agentrl.train", str(job)]
-        return Child(f"trainer rank {rank}", argv, log=self._folder / f"rank-{rank}.log", env=environment)
+        return Child(f"trainer rank {rank}", argv, log=self._logs / f"rank-{rank}.log", env=environment)
 
     async def _kill(self) -> None:
         for child in self._ranks:
@@ -250,8 +268,8 @@ class RolloutRun(Run):
         path = self._folder / "play.json"
         path.write_text(spec.model_dump_json())
         argv = [sys.executable, "-m", "agentrl.cluster.play", str(path)]
-        environment = {"AGENTRL_CLUSTER_TOKEN": self._token, "PYTHONUNBUFFERED": "1"}
-        self._child = Child("the rollout process", argv, log=self._folder / "play.log", env=environment)
+        environment = {"AGENTRL_CLUSTER_TOKEN": self._token, "PYTHONUNBUFFERED": "1", LOGS_VARIABLE: str(self._logs)}
+        self._child = Child("the rollout process", argv, log=self._logs / "play.log", env=environment)
         self._tell("running")
         code = await self._child.wait()
         self._tell("ended", code, death(self._child, code))

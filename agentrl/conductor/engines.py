@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from agentrl.conductor.cause import death, remedy
 from agentrl.conductor.desk import Desk
-from agentrl.conductor.trainer import death
 from agentrl.conductor.watchdog import Wait
 from agentrl.engine.client import EngineClient
 from agentrl.engine.options import EngineOptions
@@ -18,6 +18,7 @@ from agentrl.engine.server import EngineServer, start_engine
 from agentrl.errors import DeadlineExceeded, EngineError, RunError
 from agentrl.types import Version
 
+MEMORY = "lower engine.max_running, engine.context_length or engine.memory_fraction"
 FENCED_SECONDS = 60.0
 """An engine that has served nothing for so long, while its process lives, is ended and started again."""
 CALM_SECONDS = 60.0
@@ -186,7 +187,10 @@ class Fleet:
         now = time.monotonic()
         starts = self._starts[index] = [at for at in self._starts[index] if now - at < CALM_SECONDS] + [now]
         if len(starts) > self._restarts:
-            raise RunError(f"{text}\nit died {len(starts)} times within {CALM_SECONDS:.0f} s: see {self._log(index)}")
+            raise RunError(
+                f"{text}\nit died {len(starts)} times within {CALM_SECONDS:.0f} s\n"
+                f"what to do: {remedy(text, MEMORY)} (all of it is in {self._log(index)}), then go on with --resume"
+            )
         self._desk.note(f"{text.partition(chr(10))[0]}; it is started again with the current weights")
         server.child.kill()
         self._fenced_since.pop(server.url, None)

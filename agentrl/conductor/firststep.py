@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 from agentrl.child import Child
+from agentrl.conductor.cause import death
 from agentrl.conductor.config import RunConfig
 from agentrl.conductor.feed import Batch, CheckpointReady, FeedServer, Phase, StepMetrics, WeightsReady
 from agentrl.conductor.folder import write_atomically
-from agentrl.conductor.trainer import death
 from agentrl.errors import ConfigError
 from agentrl.train.options import TrainerJob, TrainOptions
 from agentrl.types import Group, Version

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
+from agentrl.child import LOGS_VARIABLE
 from agentrl.conductor.config import Common, RunConfig, SftConfig
 from agentrl.conductor.desk import Desk, close_log, open_log
 from agentrl.conductor.folder import RunFolder, write_atomically
@@ -88,6 +89,8 @@ def run_replay(path: Path, overrides: Sequence[str], pool: Path, *, resume: bool
 def _run(config: Common, resume: bool, body: Callable[[Desk], Awaitable[None]]) -> int:
     folder = RunFolder(config.run_dir / config.name)
     folder.open(resume=resume)
+    # Of processes that are started somewhere deep below, such as workers for rewards.
+    os.environ[LOGS_VARIABLE] = str(folder.logs)
     try:
         write_atomically(folder.config, to_toml(config))
         log = open_log(folder)
@@ -108,6 +111,7 @@ def _run(config: Common, resume: bool, body: Callable[[Desk], Awaitable[None]]) 
             f"the run folder {folder.path} cannot be written: {error}; free some space or set run_dir, then --resume"
         ) from error
     finally:
+        del os.environ[LOGS_VARIABLE]
         folder.close()
 
 

@@ -7,15 +7,17 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
+from agentrl.conductor.cause import Death, remedy
 from agentrl.conductor.desk import Desk
 from agentrl.conductor.feed import CheckpointReady, FeedServer, Phase, StepMetrics
-from agentrl.conductor.trainer import Death, Group, TrainerGroup
+from agentrl.conductor.trainer import Group, TrainerGroup
 from agentrl.conductor.watchdog import Wait
 from agentrl.errors import RunError
 from agentrl.train.checkpoint import Checkpoint, newest
 from agentrl.train.options import TrainerJob
 from agentrl.types import Version
 
+MEMORY = "lower train.tokens_per_microbatch or train.max_sequence, set train.checkpointing, or give it more ranks"
 MakeJob = Callable[[int, Path | None], TrainerJob]
 """From an incarnation and a checkpoint folder (None: from the start)."""
 MakeGroup = Callable[[TrainerJob, str], Group]
@@ -64,7 +66,7 @@ class Supervisor:
             self._desk.metrics.write("fault", {"what": "trainer", "code": death.code, "error": death.text[:2000]})
             cause = _without_numbers(death.text.partition("\n")[0])
             if self._left == 0 or (death.own and cause == self._cause):
-                raise RunError(f"{death.text}\n{self._remedy()}")
+                raise RunError(f"{death.text}\n{self._remedy(death)}")
             self._left -= 1
             self._cause = cause
             self._desk.note(f"{death.text.partition(chr(10))[0]}; it is started again from the last checkpoint")
@@ -115,9 +117,9 @@ class Supervisor:
         log = folder.logs / "trainer.log"
         return TrainerGroup(job, folder.job, log, token, silent_seconds=self._silent_seconds)
 
-    def _remedy(self) -> str:
-        log = self._desk.folder.logs / "trainer.log"
-        return f"what to do: mend the cause (all of it is in {log}), then go on with --resume"
+    def _remedy(self, death: Death) -> str:
+        logs = self._desk.folder.logs / "trainer*.log"
+        return f"what to do: {remedy(death.text, MEMORY)} (all of it is in {logs}), then go on with --resume"
 
 
 def _without_numbers(text: str) -> str:

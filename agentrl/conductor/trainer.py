@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import re
-import signal
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from agentrl.child import Child, gpu_environment
+from agentrl.child import RANK_LOGS_VARIABLE, Child, gpu_environment
+from agentrl.conductor.cause import Death, codes_by_rank, death, group_death, read_lines, read_rank
 from agentrl.conductor.feed import Phase
 from agentrl.conductor.folder import write_atomically
 from agentrl.conductor.watchdog import Wait
@@ -28,17 +27,6 @@ class Heartbeat(NamedTuple):
     step: int
     since: float
     heard: float
-
-
-class Death(NamedTuple):
-    """How a child ended. `text` names it, its exit code, the first error and the end of its log.
-
-    `own` is false where it was killed from outside: that says nothing of whether it will happen again.
-    """
-
-    code: int
-    text: str
-    own: bool = True
 
 
 class Group(Protocol):
@@ -114,12 +102,15 @@ class TrainerGroup:
         write_atomically(path, job.model_dump_json(indent=1, exclude_unset=True))
         self.job = job
         self._silent_seconds = silent_seconds
-        self._log_start = log.stat().st_size if log.exists() else 0
         self._beats = Heartbeats()
         ranks = job.train.ranks
+        # Under torchrun `log` is torchrun's own, and each rank has one beside it.
+        logs = [rank_log(log.parent, rank) for rank in range(ranks if ranks > 1 else 0)]
+        self._rank_logs = [(path, path.stat().st_size if path.exists() else 0) for path in logs]
         # One rank makes a group of itself: without torchrun it starts seconds sooner and its exit code is its own.
         torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
         environment = {"AGENTRL_TOKEN": token, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+        environment |= {RANK_LOGS_VARIABLE: str(log.parent)} if ranks > 1 else {}
         environment |= gpu_environment(job.train.gpus)
         if not has_gpu():
             environment |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -151,44 +142,18 @@ class TrainerGroup:
                 self.child.kill()
                 return Death(await self.child.wait(), f"{silent}; the group was killed", own=False)
             await asyncio.sleep(0.1)
+        return None if code == 0 else self._death(code)
+
+    def _death(self, code: int) -> Death:
+        codes = codes_by_rank(read_lines(self.child.log, self.child.log_start))
+        ends = [read_rank(rank, log, at, codes.get(rank)) for rank, (log, at) in enumerate(self._rank_logs)]
         # The guard reports a signal as 128 + its number.
-        return None if code == 0 else Death(code, death(self.child, code, self._log_start), own=code < 128)
+        return group_death(self.child.name, code, ends) or Death(code, death(self.child, code), own=code < 128)
 
 
-def death(child: Child, code: int, log_start: int = 0) -> str:
-    """How `child` ended: name, code, first error and last lines of its log (from `log_start` on)."""
-    with child.log.open("rb") as file:
-        file.seek(log_start)
-        lines = file.read().decode(errors="replace").splitlines()
-    number = -code if code < 0 else code - 128 if code > 128 else 0
-    how = f"was killed by {_signal_name(number)}" if number else f"ended with exit code {code}"
-    first = first_error(lines)
-    tail = "\n".join(f"  | {line}" for line in lines[-12:])
-    return f"{child.name} {how}{f': {first}' if first else ''}\nthe end of {child.log}:\n{tail}"
-
-
-_ERROR = re.compile(r"^(?:\[(?:rank)?\d+\]:?\s*)?((?:[\w.]+\.)?\w*(?:Error|Exception|Exceeded|Lost|Refused)\b:? ?.*)$")
-
-
-def first_error(lines: Sequence[str]) -> str | None:
-    """The first exception of a log, the last of its chain: later tracebacks are mostly its consequences."""
-    found = None
-    for number, line in enumerate(lines):
-        if match := _ERROR.match(line.strip()):
-            found = match[1]
-            if not any(_CHAINED.search(text) for text in lines[number + 1 : number + 6]):
-                return found
-    return found
-
-
-_CHAINED = re.compile(r"direct cause of the following exception|During handling of the above exception")
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+def rank_log(logs: Path, rank: int) -> Path:
+    """The log of one rank of several."""
+    return logs / f"trainer-{rank}.log"
 
 
 def has_gpu() -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import itertools
 import json
 import os
 import queue
@@ -17,16 +18,24 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import IO, Any, NamedTuple, TypeVar
 
+from agentrl.child import LOGS_VARIABLE
 from agentrl.errors import ContractError, DeadlineExceeded, InfrastructureError
 
 Result = TypeVar("Result")
 
 START_SECONDS = 30.0
 """For a new worker to start and import what it needs, before its first call's time begins."""
+
+
+class _Place(NamedTuple):
+    """A place for a worker; None where the next call starts one. Its number is that of its log."""
+
+    number: int
+    worker: subprocess.Popen[bytes] | None
 
 
 class WorkerLost(InfrastructureError):
@@ -60,10 +69,10 @@ class WorkerPool:
         self.replaced = 0
         self._memory_mb = memory_mb
         self._live: set[subprocess.Popen[bytes]] = set()
-        # A place is a worker that has started, or None where the next call starts one.
-        self._places: queue.LifoQueue[subprocess.Popen[bytes] | None] = queue.LifoQueue()
+        self._places: queue.LifoQueue[_Place] = queue.LifoQueue()
+        numbers = _numbers(os.getpid())
         for _ in range(size):
-            self._places.put(None)
+            self._places.put(_Place(next(numbers), None))
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="reward-worker")
         self._finalize = weakref.finalize(self, _end, self._live, os.getpid())
 
@@ -83,7 +92,7 @@ class WorkerPool:
         request = {"function": function, "args": args, "kwargs": kwargs, "seconds": seconds, "warm": False}
         line = json.dumps(request) + "\n"
         try:
-            worker = self._places.get(timeout=self.queue_seconds)
+            number, worker = self._places.get(timeout=self.queue_seconds)
         except queue.Empty:
             raise DeadlineExceeded(
                 f"no reward worker was free within {self.queue_seconds:g} s ({self.size} in all): use a larger pool"
@@ -91,7 +100,7 @@ class WorkerPool:
         reply: bytes | None = b""
         try:
             if worker is None:
-                worker = self._start()
+                worker = self._start(number)
                 warm = json.dumps({"function": function, "warm": True}) + "\n"
                 reply = _exchange(worker, warm.encode(), START_SECONDS)
             reply = None if reply is None else _exchange(worker, line.encode(), seconds)
@@ -99,13 +108,13 @@ class WorkerPool:
             # Also on KeyboardInterrupt: a worker whose reply was not read cannot be used again.
             if worker is not None:
                 self._kill(worker)
-            self._places.put(None)
+            self._places.put(_Place(number, None))
             raise
         if reply is None:
             code = self._kill(worker)
-            self._places.put(None)
+            self._places.put(_Place(number, None))
             raise WorkerLost(f"the worker of {function} died (exit code {code})")
-        self._places.put(worker)
+        self._places.put(_Place(number, worker))
         answer = json.loads(reply)
         if "ok" in answer:
             return answer["ok"]
@@ -119,13 +128,15 @@ class WorkerPool:
         """Run what makes calls of this pool in one of its threads: as many as there are workers."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        worker = subprocess.Popen(
-            [sys.executable, "-m", "agentrl.reward.worker", str(self._memory_mb)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},
-        )
+    def _start(self, number: int) -> subprocess.Popen[bytes]:
+        with _log_of(number) as log:
+            worker = subprocess.Popen(
+                [sys.executable, "-m", "agentrl.reward.worker", str(self._memory_mb)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},
+            )
         self._live.add(worker)
         return worker
 
@@ -133,6 +144,15 @@ class WorkerPool:
         self.replaced += 1
         self._live.discard(worker)
         return _stop(worker)
+
+
+def _log_of(number: int) -> contextlib.AbstractContextManager[IO[bytes] | None]:
+    """Where a worker's stderr goes: a run gives its processes a folder, elsewhere it is the caller's own."""
+    folder = os.environ.get(LOGS_VARIABLE)
+    if folder is None:
+        return contextlib.nullcontext()
+    os.makedirs(folder, exist_ok=True)
+    return open(os.path.join(folder, f"reward-{number}.log"), "ab")
 
 
 def _exchange(worker: subprocess.Popen[bytes], request: bytes, seconds: float) -> bytes | None:
@@ -184,3 +204,9 @@ def shared_pool() -> WorkerPool:
 @functools.cache
 def _pool_of(process: int) -> WorkerPool:
     return WorkerPool(min(8, os.cpu_count() or 1))
+
+
+@functools.cache
+def _numbers(process: int) -> Iterator[int]:
+    """Numbers of places, over all pools of a process."""
+    return itertools.count()

@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import time
 import traceback
 import warnings
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from agentrl.child import die_with_parent
+from agentrl.child import RANK_LOGS_VARIABLE, die_with_parent
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.train.feed import Phases
 from agentrl.train.options import TrainerJob
@@ -86,14 +87,33 @@ def prepare_environment() -> None:
         os.environ.update(alone)
 
 
+def own_log() -> None:
+    """Where torchrun's ranks share its output and $AGENTRL_RANK_LOGS names a folder: a log of this rank's own in it."""
+    folder, rank = os.environ.get(RANK_LOGS_VARIABLE), os.environ.get("RANK")
+    if folder is not None and rank is not None:
+        file = os.open(Path(folder) / f"trainer-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        os.close(file)
+
+
+def say_failed(error: BaseException) -> None:
+    """One line with its time: of several ranks the conductor names the one that failed first."""
+    text = (str(error).strip() or "no words").splitlines()[0]
+    rank = os.environ.get("RANK", "0")
+    print(f"agentrl.train: rank {rank} failed at {time.time():.3f}: {type(error).__name__}: {text}", file=sys.stderr)
+
+
 def main() -> int:
     """The exit code."""
     die_with_parent()
+    own_log()
     try:
         job, token = read_job(Path(sys.argv[1])), os.environ.get("AGENTRL_TOKEN", "")
         if not token:
             raise ConfigError("$AGENTRL_TOKEN is not set: the conductor passes the feed's token in it")
     except ConfigError as error:
+        say_failed(error)
         print(f"agentrl.train: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
     # From here on: a rank that hangs or is stopped while torch loads is missed too.
@@ -106,12 +126,11 @@ def main() -> int:
     try:
         # `record` puts the cause into torchrun's own summary, which is the last thing in the log.
         reason = record(run)(job, token, phases)
-    except AgentRLError as error:
+    except BaseException as error:
+        say_failed(error)
         traceback.print_exc()
-        print(f"agentrl.train: {type(error).__name__}: {error}", file=sys.stderr)
-        return 1
-    except BaseException:
-        traceback.print_exc()
+        if isinstance(error, AgentRLError):
+            print(f"agentrl.train: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
     print(f"agentrl.train: rank {os.environ['RANK']} ended: {reason}", file=sys.stderr)
     return 0

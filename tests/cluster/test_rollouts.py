@@ -230,6 +230,9 @@ def test_rollout_processes_on_this_machine_and_one_of_them_killed(tmp_path: Path
     assert all(s["staleness/max"] <= 4 for s in steps)
     assert steps[0]["behaviour/abs_log_weight_max"] < 1e-3
     assert sum(s.get("rollout/tokens_per_second", 0) for s in steps) > 0
+    for index in range(2):
+        assert "joined run 'r'" in (run / "logs" / f"rollout-{index}.log").read_text()
+        assert (run / "logs" / f"rollout-{index}" / "play.log").exists(), "the process that it plays in has its own"
 
 
 def _plays(pid: int, conductor: int) -> bool:

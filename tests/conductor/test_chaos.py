@@ -61,7 +61,9 @@ def test_two_ranks_through_the_conductor_and_one_of_them_killed(tmp_path: Path) 
     kill_child(process.pid, "agentrl.train")
     code, output = finished(process, 180)
     assert code == 0, output
-    assert [fault["what"] for fault in lines(run, "fault")] == ["trainer"]
+    (fault,) = lines(run, "fault")
+    assert fault["what"] == "trainer"
+    assert re.search(r"rank \d was killed by SIGKILL", fault["error"]), "not the rank that lost it"
     assert lines(run, "step")[-1]["version"] == "3.14"
     assert children_of(place) == []
     assert last_json(str(EXAMPLES / "ledger.py"), str(run))["steps"] == 14

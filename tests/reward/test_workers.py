@@ -40,6 +40,11 @@ def stuck():
 def die():
     os._exit(3)
 
+def shout():
+    print("on stdout", flush=True)
+    os.write(2, b"on stderr\\n")
+    os._exit(3)
+
 def fail():
     raise ValueError("no such thing")
 
@@ -134,6 +139,17 @@ def test_a_closed_pool_leaves_no_process(functions: str) -> None:
     assert not Path(f"/proc/{pid}").exists()
     with pytest.raises(ContractError, match="at least 1"):
         WorkerPool(0)
+
+
+def test_in_a_run_each_worker_has_a_log(functions: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGENTRL_LOGS", str(tmp_path / "logs"))
+    with WorkerPool(2) as pool:
+        for _ in range(2):
+            with pytest.raises(WorkerLost):
+                pool.call(f"{functions}:shout", seconds=30)
+    (log,) = (tmp_path / "logs").iterdir()
+    assert log.name.startswith("reward-")
+    assert log.read_text() == "on stdout\non stderr\n" * 2, "the next worker of a place goes on in its log"
 
 
 def _verdict(completion: str) -> bool | None:
