@@ -242,6 +242,11 @@ class RunConfig(Common):
                         f"{section}.{idle[0]} has no effect with cluster.kind = {self.cluster.kind!r}: each worker "
                         "uses what its own host gives it"
                     )
+            if self.train.weights == "group":
+                raise ValueError(
+                    f"train.weights = 'group' works on one machine, not with cluster.kind = {self.cluster.kind!r}: "
+                    "there the weights travel as files from host to host"
+                )
         self._check_own_engine()
         if self.eval.every == 0 and (extra := self.eval.model_fields_set - {"every"}):
             raise ValueError(f"eval.{', eval.'.join(sorted(extra))} has no effect with eval.every = 0")
@@ -290,6 +295,8 @@ class SftConfig(Common):
     def _is_sft(self) -> Self:
         if self.algorithm.name != "sft":
             raise ValueError(f"algorithm.name = {self.algorithm.name!r} needs rollouts: start it with `agentrl train`")
+        if "weights" in self.train.model_fields_set:
+            raise ValueError("train.weights has no effect: no engine takes part in imitation, remove it")
         if self.sft.eval_share == 0 and "eval_every" in self.sft.model_fields_set:
             raise ValueError("sft.eval_every has no effect with sft.eval_share = 0")
         if "keep_mb" in self.monitor.model_fields_set:

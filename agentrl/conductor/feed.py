@@ -160,7 +160,7 @@ class FeedServer:
     """Serves one trainer group at a time; `begin` admits the next incarnation and shuts the previous one out.
 
     Each incarnation has a token of its own: a group that was given up for lost, and is not, can hand in nothing.
-    `on_commit` makes a checkpoint whole whose parts lie on several hosts, and returns its folder.
+    `on_commit` makes a checkpoint whole whose parts lie on several hosts, and returns its folder. `routes` adds calls.
     """
 
     def __init__(
@@ -171,10 +171,11 @@ class FeedServer:
         hold: float = HOLD_SECONDS,
         on_trace: Callable[[Trace], None] | None = None,
         on_commit: Callable[[CommitRequest], Awaitable[Path]] | None = None,
+        routes: Callable[[web.Application], None] | None = None,
     ) -> None:
         self.token = secrets.token_urlsafe(24)
         self._retired: dict[str, int] = {}
-        self._on_commit = on_commit
+        self._on_commit, self._routes = on_commit, routes
         self._commits: dict[tuple[str, int], asyncio.Task[Path]] = {}
         self._source = source
         self._events = events
@@ -202,6 +203,8 @@ class FeedServer:
         app.router.add_post("/phase", _report(Phase, self._events.phase))
         app.router.add_post("/permit", _report(_Permit, self._permit))
         app.router.add_post("/commit", self._commit)
+        if self._routes is not None:
+            self._routes(app)
         return app
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
@@ -247,31 +250,31 @@ class FeedServer:
     ) -> web.StreamResponse:
         given = request.headers.get("Authorization", "")
         if (late := self._retired.get(given.removeprefix("Bearer "))) is not None:
-            return _json(409, {"error": f"incarnation {late} is over, now {self._incarnation} runs"})
+            return reply(409, {"error": f"incarnation {late} is over, now {self._incarnation} runs"})
         if not hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode()):
-            return _json(401, {"error": "wrong or missing token: send 'Authorization: Bearer $AGENTRL_TOKEN'"})
+            return reply(401, {"error": "wrong or missing token: send 'Authorization: Bearer $AGENTRL_TOKEN'"})
         try:
             return await handler(request)
         except _BadRequest as error:
-            return _json(400, {"error": str(error)})
+            return reply(400, {"error": str(error)})
         except Exception as error:
             # The conductor's own fault (a full disk, a pool that broke): the run ends with it, not with the trainer's
             # complaint about the answer.
             self.fail(error)
-            return _json(500, {"error": f"the conductor failed: {type(error).__name__}: {error}"})
+            return reply(500, {"error": f"the conductor failed: {type(error).__name__}: {error}"})
 
     async def _take(self, request: web.Request) -> web.StreamResponse:
-        wanted = _parsed(_TakeRequest, await request.read())
+        wanted = parsed(_TakeRequest, await request.read())
         version = wanted.parsed_version
         async with self._taking:
             if version.incarnation != self._incarnation:
-                return _json(409, {"error": f"incarnation {version.incarnation} is over, now {self._incarnation} runs"})
+                return reply(409, {"error": f"incarnation {version.incarnation} is over, now {self._incarnation} runs"})
             if self._batch is None or self._step != wanted.step:
                 try:
                     batch = await self._next(wanted.step, version)
                 except RunIsOver as over:
                     self.finish(str(over))
-                    return _json(410, {"reason": str(over)})
+                    return reply(410, {"reason": str(over)})
                 if batch is None:
                     return web.Response(status=204)
                 # Bytes first: a batch that cannot be encoded must not be remembered as handed out. In a thread: a large
@@ -279,22 +282,22 @@ class FeedServer:
                 told = await asyncio.to_thread(manifest, batch, wanted.step, version)
                 self._bytes = await asyncio.to_thread(_bodies, batch)
                 self._step, self._batch, self._manifest = wanted.step, batch, told
-            return _json(200, self._manifest)
+            return reply(200, self._manifest)
 
     async def _permit(self, asked: _Permit) -> None:
         """Whoever gets this far is of the present incarnation."""
 
     async def _commit(self, request: web.Request) -> web.StreamResponse:
-        asked = _parsed(CommitRequest, await request.read())
+        asked = parsed(CommitRequest, await request.read())
         if self._on_commit is None:
-            return _json(404, {"error": "checkpoints of this run are made whole by the trainer's first rank"})
+            return reply(404, {"error": "checkpoints of this run are made whole by the trainer's first rank"})
         key = (asked.version, asked.step)
         if (task := self._commits.get(key)) is None:  # asked again after a lost connection: one is under way or done
             self._commits = {key: (task := asyncio.ensure_future(self._on_commit(asked)))}
         try:
-            return _json(200, {"path": str(await asyncio.shield(task))})
+            return reply(200, {"path": str(await asyncio.shield(task))})
         except InfrastructureError as error:  # a host is gone: that group ends, and another one begins
-            return _json(409, {"error": f"the checkpoint of step {asked.step} is not whole: {error}"})
+            return reply(409, {"error": f"the checkpoint of step {asked.step} is not whole: {error}"})
 
     async def _measured(self, report: StepMetrics) -> None:
         await self._events.metrics(report)
@@ -306,7 +309,7 @@ class FeedServer:
         body = await request.read()
         if self._on_trace is not None and incarnation == self._incarnation:
             self._on_trace(Trace(incarnation, step, rank, body))
-        return _json(200, {})
+        return reply(200, {})
 
     async def _next(self, step: int, version: Version) -> Batch | None:
         end = asyncio.get_running_loop().time() + self._hold
@@ -324,7 +327,7 @@ class FeedServer:
     async def _group(self, request: web.Request) -> web.StreamResponse:
         take, group = int(request.match_info["take"]), int(request.match_info["group"])
         if self._batch is None or self._batch.take != take or group not in self._bytes:
-            return _json(404, {"error": f"group {group} is not in take {take}, or that take is over"})
+            return reply(404, {"error": f"group {group} is not in take {take}, or that take is over"})
         return web.Response(body=self._bytes[group], content_type="application/octet-stream")
 
 
@@ -370,18 +373,20 @@ def _report(
     model: type[Body], handle: Callable[[Body], Awaitable[None]]
 ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     async def handler(request: web.Request) -> web.StreamResponse:
-        await handle(_parsed(model, await request.read()))
-        return _json(200, {})
+        await handle(parsed(model, await request.read()))
+        return reply(200, {})
 
     return handler
 
 
-def _parsed(model: type[Body], raw: bytes) -> Body:
+def parsed(model: type[Body], raw: bytes) -> Body:
+    """What a call sent; the guard answers 400 where it cannot be read."""
     try:
         return model.model_validate_json(raw)
     except ValidationError as error:
         raise _BadRequest(str(error)) from error
 
 
-def _json(status: int, body: Mapping[str, Any]) -> web.Response:
+def reply(status: int, body: Mapping[str, Any]) -> web.Response:
+    """A call's answer."""
     return web.Response(status=status, body=orjson.dumps(body), content_type="application/json")

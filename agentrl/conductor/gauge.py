@@ -8,6 +8,7 @@ from typing import Any
 from agentrl.conductor.meter import MeteredEngine
 from agentrl.conductor.publish import Published
 from agentrl.engine.router import PublishReport
+from agentrl.types import Version
 
 RESUME_SECONDS = 5.0
 
@@ -20,8 +21,11 @@ class PublishGauge:
         self.last: dict[str, Any] = {}
         self._measuring: set[asyncio.Future[float | None]] = set()
 
-    def published(self, done: Published[PublishReport], engine: MeteredEngine) -> dict[str, Any]:
+    def published(
+        self, done: Published[PublishReport], engine: MeteredEngine, carried: Version | None = None
+    ) -> dict[str, Any]:
         """The engines just went on. The figures that are known now; `resume_ms` comes with the next step's metrics.
+        `carried` is the last version that came over a process group.
 
         To be called before anything is awaited: what follows is part of what is measured.
         """
@@ -35,6 +39,7 @@ class PublishGauge:
             "publish/load_ms": 1e3 * done.report.load_seconds,
             "publish/stall_ms": 1e3 * done.report.stall_seconds,
             "publish/skipped": done.skipped,
+            "publish/over_group": float(carried == done.version),
         }
         self.last |= figures
         return figures

@@ -48,7 +48,7 @@ def _dead_here(config: RunConfig, gpus: int) -> Iterator[str]:
         for key in ("gpus", "memory_fraction"):
             if _given(engine, key):
                 yield f"engine.{key} has no effect with {why}: remove it, or run where there is a GPU"
-    if engine.kind == "sglang" and engine.device == "cuda" and gpus == 0:
+    if engine.device == "cuda" and gpus == 0:
         yield "engine.device = 'cuda', and this machine has no GPU: use 'auto' or 'cpu'"
     if _given(train, "gpus") and gpus == 0:
         yield "train.gpus has no effect with no GPU on this machine: remove it, or run where there is a GPU"

@@ -31,6 +31,7 @@ from agentrl.conductor.feed import (
 )
 from agentrl.conductor.gauge import PublishGauge
 from agentrl.conductor.gauges import read_gauges
+from agentrl.conductor.handover import Handover
 from agentrl.conductor.imitate import keep_model
 from agentrl.conductor.keeper import Keeper
 from agentrl.conductor.meter import MeteredEngine, RolloutMeter
@@ -71,6 +72,7 @@ class _Run:
         self._launcher = make_launcher(config, desk, self._weights, plan.train_rows + plan.eval_rows)
         self._fleet = self._launcher.fleet
         self._keeper = Keeper(desk, plan.env, config.monitor.keep_mb)
+        self._handover = Handover(config.engine, lambda: self._fleet.router, self._offer, desk.note)
         self._training = Training(
             config,
             desk,
@@ -83,6 +85,7 @@ class _Run:
             on_trace=self._keeper.trace if self._keeper.on else None,
             on_commit=self._launcher.commit,
             make_group=self._launcher.make_group,
+            routes=self._handover.routes if config.train.weights == "group" else None,
         )
         self._feed, self._watchdog = self._training.feed, self._training.watchdog
         self._supervisor = self._training.supervisor
@@ -144,6 +147,7 @@ class _Run:
             await self._endpoint.stop()
         if self._aside is not None:
             await self._aside.stop()
+        await self._handover.close()
         await self._launcher.close()
         if self._pool is not None:
             await self._pool.close()
@@ -175,6 +179,7 @@ class _Run:
         self._begun = str(version)
         self._desk.metrics.write("begin", {"step": self._step, "version": str(version), "take": taken})
         self._keeper.resumed(self._step)
+        self._handover.abandon()
         if self._opening is None:
             # Engines and trainer load side by side; until the engines serve, `take` has nothing to give.
             self._opening = asyncio.create_task(self._open(model, version, cursor))
@@ -272,7 +277,11 @@ class _Run:
             return  # a resumed trainer hands over what the engines were started with
         if self._aside is not None:
             self._aside.keep(ready)
-        self._publisher.offer(self._launcher.located(ready))
+        if not self._handover.arrived(ready):
+            self._offer(self._launcher.located(ready))
+
+    def _offer(self, ready: WeightsReady) -> None:
+        self._publisher.offer(ready)
 
     async def metrics(self, report: StepMetrics) -> None:
         """A step is done: merge what everybody measured."""
@@ -323,12 +332,14 @@ class _Run:
         with self._watchdog.waiting("the publisher", f"the engines to load {version}"):
             # An engine that is being started again is no refusal.
             await self._fleet.serving()
+            if (load := await self._handover.load(version)) is not None:
+                return await self._fleet.router.publish(path, version, load)
             return await self._fleet.publish(path, version)
 
     async def _on_published(self, done: Published[PublishReport]) -> None:
         self._watchdog.beat(f"publish of {done.version}")
         assert self._engine is not None
-        figures = self._gauge.published(done, self._engine)
+        figures = self._gauge.published(done, self._engine, self._handover.carried)
         await self.runner.published(done.version)
         self._desk.metrics.write("publish", {"step": done.step, "version": str(done.version), **figures})
         if done.report.failed:

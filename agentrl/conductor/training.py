@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from aiohttp import web
+
 from agentrl.conductor.config import RunConfig, SftConfig
 from agentrl.conductor.desk import Desk
 from agentrl.conductor.feed import BatchSource, CommitRequest, FeedServer, Trace, TrainerEvents
@@ -34,11 +36,12 @@ class Training:
         on_trace: Callable[[Trace], None] | None = None,
         on_commit: Callable[[CommitRequest], Awaitable[Path]] | None = None,
         make_group: MakeGroup | None = None,
+        routes: Callable[[web.Application], None] | None = None,
     ) -> None:
         self._config, self._desk, self._weights = config, desk, weights
         self._hand_over, self._trace = hand_over, on_trace is not None
         self.url = ""
-        self.feed = FeedServer(source, events, on_trace=on_trace, on_commit=on_commit)
+        self.feed = FeedServer(source, events, on_trace=on_trace, on_commit=on_commit, routes=routes)
         self.watchdog = Watchdog(config.monitor.stall_seconds, desk.note)
         self.supervisor = Supervisor(
             desk,

@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-_SGLANG_ONLY = ("python", "extra_args", "memory_fraction", "tensor_parallel", "device", "gpus")
+_SGLANG_ONLY = ("python", "extra_args", "memory_fraction", "tensor_parallel", "gpus")
 
 
 class EngineOptions(BaseModel):
@@ -41,7 +41,7 @@ class EngineOptions(BaseModel):
     python: Path | None = None
     """SGLang: the interpreter that has it; this one where not set."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """SGLang: "auto" takes the GPU where there is one."""
+    """"auto" takes the GPU where there is one."""
     tensor_parallel: int = Field(1, ge=1)
     """SGLang: GPUs a server."""
     gpus: tuple[int, ...] | None = None

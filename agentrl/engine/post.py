@@ -7,7 +7,7 @@ and https go through aiohttp.
 from __future__ import annotations
 
 import asyncio
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 _IDLE_SECONDS = 3.0
 """Servers close idle connections after 5 s; ours goes first, so that a request never meets a closed one."""
@@ -101,8 +101,7 @@ class _Connection(asyncio.Protocol):
     # -- asyncio's side ------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data

@@ -22,6 +22,7 @@ from agentrl.engine.types import Completion, GenerateRequest, OnTokens
 from agentrl.errors import DeadlineExceeded, EngineError, EngineLost
 from agentrl.types import Version
 
+Load = Callable[[EngineClient], Awaitable[None]]
 _SESSIONS = 100_000
 _MAX_LOSSES = 3
 """Engines that one request may lose before it is taken for the cause."""
@@ -159,8 +160,8 @@ class Router:
 
     # -- weights -----------------------------------------------------------------------------------------------------
 
-    async def publish(self, path: Path | str, version: Version) -> PublishReport:
-        """Give every serving engine the weights in `path`.
+    async def publish(self, path: Path | str, version: Version, load: Load | None = None) -> PublishReport:
+        """Give every serving engine the weights in `path`, by `load` where that is given.
 
         All pause but those that swap between two tokens, each loads once its pause is acknowledged, all go on whatever
         happened. EngineError where no engine took them: the old weights serve on. Where some did, the others are fenced
@@ -179,7 +180,8 @@ class Router:
                 await _each(pausing, lambda s: s.client.pause(), failures, self._slow_seconds)
                 paused = time.monotonic()
                 ready = [s for s in seats if s not in failures]
-                await _each(ready, lambda s: s.client.update_from_disk(path, version), failures, self._slow_seconds)
+                take = load or (lambda client: client.update_from_disk(path, version))
+                await _each(ready, lambda s: take(s.client), failures, self._slow_seconds)
                 loaded = time.monotonic()
             finally:
                 # A fenced one goes on when it has caught up: a host that is gone must not hold up those that serve.

@@ -145,7 +145,7 @@ def _port(options: EngineOptions, index: int) -> int:
 def _embedded(options: EngineOptions, model_dir: Path, version: Version, port: int) -> list[str]:
     argv = [sys.executable, "-m", "agentrl.engine.embedded", "--model", str(model_dir), "--host", options.host]
     argv += ["--port", str(port), "--version", str(version), "--dtype", options.dtype]
-    argv += ["--max-running", str(options.max_running), "--threads", str(options.threads)]
+    argv += ["--max-running", str(options.max_running), "--threads", str(options.threads), "--device", options.device]
     return argv if options.context_length is None else [*argv, "--context-length", str(options.context_length)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -33,6 +33,14 @@ class Over(NamedTuple):
     reason: str
 
 
+class WeightsGroup(NamedTuple):
+    """A process group of rank 0 and the engines: `world` members, rank 0 included."""
+
+    name: str
+    world: int
+    backend: str
+
+
 class Feed:
     """One rank's connection to the conductor. Not thread-safe: a thread makes its own."""
 
@@ -57,6 +65,19 @@ class Feed:
     def weights(self, step: int, version: Version, path: str, seconds: float) -> None:
         """A whole folder of weights is at `path`."""
         self._post("/weights", {"step": step, "version": str(version), "path": path, "seconds": seconds})
+
+    def weights_group(self, held: str, address: str, port: int, backend: str) -> WeightsGroup | None:
+        """The group to send weights over, which engines join at the store on `address`; None: not now."""
+        body = {"held": held, "address": address, "port": port, "backend": backend}
+        _, answer = self._call("POST", "/group", body, (200,))
+        told = orjson.loads(answer)
+        return WeightsGroup(told["name"], told["world"], told["backend"]) if told["name"] else None
+
+    def receive(self, step: int, version: Version, path: str, buckets: Sequence[Mapping[str, Any]]) -> bool:
+        """Have the engines receive these buckets, in order; whether they are about to."""
+        body = {"step": step, "version": str(version), "path": path, "buckets": list(buckets)}
+        _, answer = self._call("POST", "/receive", body, (200,))
+        return bool(orjson.loads(answer)["go"])
 
     def metrics(self, step: int, version: Version, metrics: Mapping[str, float]) -> None:
         """What the step measured."""

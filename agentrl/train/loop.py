@@ -21,6 +21,7 @@ from agentrl.train import batch as translate
 from agentrl.train import experience, manifest, persist, report
 from agentrl.train.algorithm import Algorithm
 from agentrl.train.batch import Batch
+from agentrl.train.broadcast import Broadcaster
 from agentrl.train.deepspeed import Backend, StepResult
 from agentrl.train.feed import Feed, Over, Phases
 from agentrl.train.manifest import Manifest
@@ -49,6 +50,8 @@ class Trainer:
         self.state = State()
         self.recorder = Recorder()
         self.lead = backend.rank == 0
+        grouped = job.hand_over and self.options.weights == "group"
+        self.sender = Broadcaster(backend, feed) if grouped else None
 
     def run(self) -> str:
         """Train until the steps are done, the feed is over or a stop is asked for; returns which it was."""
@@ -96,7 +99,7 @@ class Trainer:
         if self.job.resume is not None:
             with self.phases.phase("resume", 0):
                 self.state = persist.restore(self.backend, self.job.resume)
-                self.hand_over()
+                self.hand_over(resumed=True)
 
     def take(self, step: int) -> Manifest | Over:
         """The next batch, the same on every rank; asks until there is one."""
@@ -183,12 +186,17 @@ class Trainer:
             )
         return not skipped and any(r is not None for r in results)
 
-    def hand_over(self) -> None:
-        """Write the weights and tell the conductor, which publishes them and removes the folder when it is done."""
+    def hand_over(self, *, resumed: bool = False) -> None:
+        """Write the weights and tell the conductor, which publishes them and removes the folder when it is done.
+
+        Over a group they are sent before: the folder is for engines that come later, or did not get all.
+        """
         if not self.job.hand_over:
             return
         started = time.perf_counter()
         target = self.job.weights_dir / str(self.version)
+        if self.sender is not None and not resumed:
+            self.sender.send(self.state.step, self.version, target)
         persist.write_weights(self.backend, self.job.model_dir, target)
         if self.lead:
             self.feed.weights(self.state.step, self.version, str(target), time.perf_counter() - started)

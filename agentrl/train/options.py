@@ -253,6 +253,9 @@ class TrainOptions(BaseModel):
     """Packed tokens of one forward pass on one rank. A longer sequence makes a micro-batch of its own."""
     max_sequence: int | None = Field(None, ge=2)
     """Longer sequences are left out of the loss and counted; None for the model's own limit."""
+    weights: Literal["disk", "group"] = "disk"
+    """How new weights reach the engines: as a folder that they load; or by broadcast over a process group of rank 0 and
+    them (gloo, or NCCL between GPUs), bucket by bucket while gathering, with the folder written behind it."""
     checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, a third more time."""
     checkpoint_every: int = Field(20, ge=0)

@@ -13,27 +13,42 @@ from pathlib import Path
 import torch
 
 from agentrl.engine.embedded.app import App, serve
-from agentrl.engine.embedded.linear import computed_in
-from agentrl.engine.embedded.model import KVCache, Model, load_weights, read_shape, rope_tables
+from agentrl.engine.embedded.linear import CPU, computed_in
+from agentrl.engine.embedded.model import KVCache, Model
+from agentrl.engine.embedded.parameters import load_weights
 from agentrl.engine.embedded.scheduler import Scheduler
 from agentrl.engine.embedded.sequence import Decode
+from agentrl.engine.embedded.shape import read_shape, rope_tables
 from agentrl.errors import ConfigError
 from agentrl.types import Version
 
 
 def build(
-    folder: Path, *, version: Version, dtype: torch.dtype, max_running: int, context_length: int | None = None
+    folder: Path,
+    *,
+    version: Version,
+    dtype: torch.dtype,
+    max_running: int,
+    context_length: int | None = None,
+    device: torch.device = CPU,
 ) -> App:
-    """The engine over the model in `folder`."""
+    """The engine over the model in `folder`, computing on `device`."""
     shape = read_shape(folder, context_length)
-    weights = load_weights(folder, shape, dtype)
-    compute = computed_in(dtype)
-    cache = KVCache(shape, 2 * max_running, compute)
+    weights = load_weights(folder, shape, dtype, device)
+    compute = computed_in(dtype, device)
+    cache = KVCache(shape, 2 * max_running, compute, device)
     cos, sin = rope_tables(folder, shape, shape.context)
     decode = _decoder(folder)
     model = Model(shape, cache, cos, sin, compute)
     scheduler = Scheduler(model, weights, str(version), cache, max_running=max_running, decode=decode)
-    return App(scheduler, shape, folder, dtype, decode is not None)
+    return App(scheduler, shape, folder, dtype, decode is not None, device)
+
+
+def chosen_device(name: str) -> torch.device:
+    """ "auto" is the GPU where there is one; ConfigError for one that is not there."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("engine.device = 'cuda', and torch sees no GPU: use 'auto' or 'cpu'")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def _decoder(folder: Path) -> Decode | None:
@@ -85,6 +100,7 @@ def main() -> int:
     parser.add_argument("--max-running", type=int, default=64)
     parser.add_argument("--context-length", type=int, default=None)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[args.dtype]
@@ -95,6 +111,7 @@ def main() -> int:
             dtype=dtype,
             max_running=args.max_running,
             context_length=args.context_length,
+            device=chosen_device(args.device),
         )
         return asyncio.run(run(app, args.host, args.port))
     except (ConfigError, OSError) as error:

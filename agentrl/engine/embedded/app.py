@@ -9,121 +9,54 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any
 
 import numpy as np
 import orjson
 import torch
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ValidationError
 
-from agentrl.engine.embedded.model import ModelShape, Weights, checksums, load_weights
+from agentrl.engine.embedded.group import GroupRefused, Receiver
+from agentrl.engine.embedded.linear import CPU
+from agentrl.engine.embedded.parameters import Weights, checksums, load_weights
+from agentrl.engine.embedded.protocol import (
+    AbortBody,
+    CheckBody,
+    GenerateBody,
+    LabelBody,
+    PauseBody,
+    UpdateBody,
+    answer,
+    read,
+)
 from agentrl.engine.embedded.sampler import Rule
 from agentrl.engine.embedded.scheduler import Scheduler
 from agentrl.engine.embedded.sequence import Live
+from agentrl.engine.embedded.shape import ModelShape
 from agentrl.errors import ConfigError
 
 _SECONDS = 60.0
 """How long the generating thread may take to reach the next step before a control call gives up."""
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-Body = TypeVar("Body", bound=BaseModel)
-
-
-_GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
-
-
-class SamplingParams(_Strict):
-    """SGLang's sampling parameters, as far as they are computed here; any other is refused, grammars by name."""
-
-    max_new_tokens: int = Field(128, ge=1)
-    temperature: float = Field(1.0, ge=0, allow_inf_nan=False)
-    stop: str | list[str] = []
-    stop_token_ids: list[int] = []
-    ignore_eos: bool = False
-    sampling_seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(-1, ge=-1)
-    min_p: float = Field(0.0, ge=0, le=1)
-    frequency_penalty: float = Field(0.0, ge=-2, le=2)
-    presence_penalty: float = Field(0.0, ge=-2, le=2)
-    repetition_penalty: float = Field(1.0, gt=0, le=2)
-    skip_special_tokens: bool = False
-    """Accepted for the protocol's sake: replies hold ids and no text."""
-    stream_interval: int = Field(1, ge=1)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _no_grammar(cls, given: Any) -> Any:
-        found = [name for name in _GRAMMARS if isinstance(given, dict) and given.get(name) is not None]
-        if found:
-            raise ValueError(
-                f"{found[0]}: the embedded engine has no grammars. Leave the grammar (response_format) out, or set "
-                "engine.kind = 'sglang'"
-            )
-        return given
-
-
-class GenerateBody(_Strict):
-    """`POST /generate`."""
-
-    input_ids: list[int] = Field(min_length=1)
-    sampling_params: SamplingParams = SamplingParams()
-    return_logprob: bool = True
-    top_logprobs_num: int = Field(0, ge=0, le=64)
-    rid: str | None = None
-    stream: bool = False
-
-
-class UpdateBody(_Strict):
-    """`POST /update_weights_from_disk`."""
-
-    model_path: str
-    weight_version: str | None = None
-    flush_cache: bool = True
-    abort_all_requests: bool = False
-
-
-class PauseBody(_Strict):
-    """`POST /pause_generation`."""
-
-    mode: Literal["abort", "retract", "in_place"]
-
-
-class AbortBody(_Strict):
-    """`POST /abort_request`."""
-
-    rid: str = ""
-    abort_all: bool = False
-
-
-class LabelBody(_Strict):
-    """`POST /update_weight_version`."""
-
-    new_version: str
-    abort_all_requests: bool = True
-
-
-class CheckBody(_Strict):
-    """`POST /weights_checker`."""
-
-    action: Literal["checksum"] = "checksum"
-
-
 class App:
     """The routes of one engine."""
 
     def __init__(
-        self, scheduler: Scheduler, shape: ModelShape, folder: Path, dtype: torch.dtype, can_decode: bool
+        self,
+        scheduler: Scheduler,
+        shape: ModelShape,
+        folder: Path,
+        dtype: torch.dtype,
+        can_decode: bool,
+        device: torch.device = CPU,
     ) -> None:
         self.scheduler = scheduler
         self.shape = shape
         self.folder = str(folder)
-        self._dtype = dtype
+        self._dtype, self._device = dtype, device
+        self._receiver = Receiver(shape, dtype, device, self._received)
         self._can_decode = can_decode
         self._live: dict[str, Live] = {}
         self._loading = asyncio.Lock()
@@ -140,6 +73,7 @@ class App:
                 web.post("/continue_generation", self.resume),
                 web.post("/update_weights_from_disk", self.update),
                 web.post("/update_weight_version", self.label),
+                *self._receiver.routes(),
                 web.post("/abort_request", self.abort),
                 web.post("/weights_checker", self.check),
                 web.get("/model_info", self.model_info),
@@ -153,7 +87,7 @@ class App:
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         """One generation; a client that goes away aborts it."""
-        body = await _read(request, GenerateBody)
+        body = await read(request, GenerateBody)
         replies: asyncio.Queue[tuple[dict[str, Any], bool]] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
@@ -167,7 +101,7 @@ class App:
             if body.stream:
                 return await self._stream(request, replies)
             reply, _ = await replies.get()
-            return _json(reply)
+            return answer(reply)
         except asyncio.CancelledError:
             self.scheduler.do(lambda: self.scheduler.abort(lambda x: x is live))
             raise
@@ -225,15 +159,15 @@ class App:
 
     async def abort(self, request: web.Request) -> web.Response:
         """End one request, or all, with what it has; also while paused."""
-        body = await _read(request, AbortBody)
+        body = await read(request, AbortBody)
         await self._between_steps(lambda: self.scheduler.abort(lambda x: body.abort_all or x.rid == body.rid))
-        return _json({})
+        return answer({})
 
     # -- weights -----------------------------------------------------------------------------------------------------
 
     async def pause(self, request: web.Request) -> web.Response:
         """Stop before the next token. Mode "abort" also ends every request with what it has."""
-        mode = (await _read(request, PauseBody)).mode
+        mode = (await read(request, PauseBody)).mode
         self._in_place = mode == "in_place"
 
         def pause() -> None:
@@ -242,7 +176,7 @@ class App:
                 self.scheduler.abort(lambda _: True)
 
         await self._between_steps(pause)
-        return _json({"message": "Generation paused successfully.", "status": "ok"})
+        return answer({"message": "Generation paused successfully.", "status": "ok"})
 
     async def resume(self, request: web.Request) -> web.Response:
         """Go on."""
@@ -251,22 +185,24 @@ class App:
             self.scheduler.paused = False
 
         await self._between_steps(resume)
-        return _json({"message": "Generation continued successfully.", "status": "ok"})
+        return answer({"message": "Generation continued successfully.", "status": "ok"})
 
     async def update(self, request: web.Request) -> web.Response:
         """Load a folder beside the serving weights, then swap between two steps; a refused one changes nothing."""
-        body = await _read(request, UpdateBody)
+        body = await read(request, UpdateBody)
         async with self._loading:
             started = time.monotonic()
             try:
-                weights = await asyncio.to_thread(load_weights, Path(body.model_path), self.shape, self._dtype)
+                weights = await asyncio.to_thread(
+                    load_weights, Path(body.model_path), self.shape, self._dtype, self._device
+                )
             except ConfigError as error:
-                return _json({"success": False, "message": str(error), "num_paused_requests": 0}, 400)
+                return answer({"success": False, "message": str(error), "num_paused_requests": 0}, 400)
             self._load_ms = 1e3 * (time.monotonic() - started)
             await self._between_steps(lambda: self._swap(weights, body))
         self.folder = body.model_path
         paused = len(self._live) if self.scheduler.paused else 0
-        return _json({"success": True, "message": "Succeeded to update.", "num_paused_requests": paused})
+        return answer({"success": True, "message": "Succeeded to update.", "num_paused_requests": paused})
 
     def _swap(self, weights: Weights, body: UpdateBody) -> None:
         if body.abort_all_requests:
@@ -274,9 +210,13 @@ class App:
         version = self.scheduler.version if body.weight_version is None else body.weight_version
         self.scheduler.swap(weights, version, keep_kv=self._in_place and not body.flush_cache)
 
+    async def _received(self, weights: Weights, label: str) -> None:
+        """All buckets have come."""
+        await self._between_steps(lambda: self.scheduler.swap(weights, label, keep_kv=False))
+
     async def label(self, request: web.Request) -> web.Response:
         """Name the weights it has."""
-        body = await _read(request, LabelBody)
+        body = await read(request, LabelBody)
 
         def relabel() -> None:
             if body.abort_all_requests:
@@ -284,24 +224,24 @@ class App:
             self.scheduler.relabel(body.new_version)
 
         await self._between_steps(relabel)
-        return _json({"success": True, "message": "", "new_version": body.new_version})
+        return answer({"success": True, "message": "", "new_version": body.new_version})
 
     async def check(self, request: web.Request) -> web.Response:
         """A checksum a tensor."""
-        await _read(request, CheckBody)
+        await read(request, CheckBody)
         sums = await asyncio.to_thread(checksums, self.scheduler.weights)
-        return _json({"success": True, "message": "Success.", "ranks": [{"checksums": sums}]})
+        return answer({"success": True, "message": "Success.", "ranks": [{"checksums": sums}]})
 
     # -- information -------------------------------------------------------------------------------------------------
 
     async def model_info(self, request: web.Request) -> web.Response:
         """The label and folder of the serving weights."""
-        return _json({"model_path": self.folder, "weight_version": self.scheduler.version, "is_generation": True})
+        return answer({"model_path": self.folder, "weight_version": self.scheduler.version, "is_generation": True})
 
     async def server_info(self, request: web.Request) -> web.Response:
         """Counters."""
         scheduler = self.scheduler
-        return _json(
+        return answer(
             {
                 "weight_version": scheduler.version,
                 "running": scheduler.running,
@@ -340,23 +280,17 @@ async def _errors(request: web.Request, handler: Callable[[web.Request], Any]) -
         response: web.StreamResponse = await handler(request)
     except (_Refused, ValidationError) as error:
         message = "; ".join(_says(e) for e in error.errors()) if isinstance(error, ValidationError) else str(error)
-        return _json({"error": {"message": message, "type": "invalid_request_error", "code": 400}}, 400)
+        return answer({"error": {"message": message, "type": "invalid_request_error", "code": 400}}, 400)
+    except GroupRefused as error:
+        return answer({"success": False, "message": str(error)}, 400)
     except TimeoutError:
-        return _json({"error": {"message": "the generating thread did not come to the next step", "code": 503}}, 503)
+        return answer({"error": {"message": "the generating thread did not come to the next step", "code": 503}}, 503)
     return response
 
 
 def _says(error: Any) -> str:
     where = ".".join(map(str, error["loc"]))
     return f"{where}: {error['msg'].removeprefix('Value error, ')}"
-
-
-async def _read(request: web.Request, kind: type[Body]) -> Body:
-    return kind.model_validate_json(await request.read() or b"{}")
-
-
-def _json(value: dict[str, Any], status: int = 200) -> web.Response:
-    return web.Response(body=orjson.dumps(value), status=status, content_type="application/json")
 
 
 @contextlib.asynccontextmanager

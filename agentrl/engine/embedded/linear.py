@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+CPU = torch.device("cpu")
 _SMALLEST = 1 << 18
 """Smaller matrices stay in the cache, and a call costs more than a reorder."""
 _ROWS = 32
@@ -49,7 +50,9 @@ class Linear:
 
 
 def _packed(weight: Tensor) -> Tensor | None:
-    if weight.numel() < _SMALLEST or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    if weight.device.type != "cpu" or weight.numel() < _SMALLEST:
+        return None
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return None
     try:
         if weight.dtype is torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
@@ -62,10 +65,10 @@ def _packed(weight: Tensor) -> Tensor | None:
     return packed
 
 
-def computed_in(dtype: torch.dtype) -> torch.dtype:
+def computed_in(dtype: torch.dtype, device: torch.device = CPU) -> torch.dtype:
     """The precision to compute in for weights of `dtype`: float32 where the CPU has no instructions for bfloat16, which
     is then several times faster and no less exact."""
-    if dtype is not torch.bfloat16:
+    if dtype is not torch.bfloat16 or device.type != "cpu":
         return dtype
     try:
         supported = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -68,6 +68,7 @@ def sample(
     `temperatures` [n], 0 for greedy; `special` has the rows whose rule changes the distribution, with their tokens so
     far and the length of their prompt. Cut rows report the log-prob of the whole distribution, as SGLang does.
     """
+    temperatures, uniform = temperatures.to(logits.device), uniform.to(logits.device)
     for row, (rule, tokens, prompt) in special.items():
         if rule.penalised:
             _penalise(logits[row], rule, tokens, prompt)
@@ -94,13 +95,13 @@ def likeliest(logprobs: Tensor, k: int) -> list[tuple[float, int]]:
 
 def _penalise(logits: Tensor, rule: Rule, tokens: Int32Array, prompt: int) -> None:
     if rule.repetition_penalty != 1:
-        seen = torch.from_numpy(np.unique(tokens).astype(np.int64))
+        seen = torch.from_numpy(np.unique(tokens).astype(np.int64)).to(logits.device)
         old = logits[seen]
         logits[seen] = torch.where(old > 0, old / rule.repetition_penalty, old * rule.repetition_penalty)
     ids, counts = np.unique(tokens[prompt:], return_counts=True)
     if ids.size:
         taken = torch.from_numpy(counts.astype(np.float32)) * rule.frequency_penalty + rule.presence_penalty
-        logits[torch.from_numpy(ids.astype(np.int64))] -= taken
+        logits[torch.from_numpy(ids.astype(np.int64)).to(logits.device)] -= taken.to(logits.device)
 
 
 def _cut(probs: Tensor, rule: Rule) -> Tensor:

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from agentrl.engine.embedded.model import Chunk, KVCache, Model, Weights
+from agentrl.engine.embedded.model import Chunk, KVCache, Model
+from agentrl.engine.embedded.parameters import Weights
 from agentrl.engine.embedded.sampler import likeliest, sample, uniforms
 from agentrl.engine.embedded.sequence import Decode, Live
 from agentrl.engine.embedded.slots import Slots

@@ -11,9 +11,10 @@ import torch
 from agentrl.engine.client import EngineClient
 from agentrl.engine.embedded import scheduler
 from agentrl.engine.embedded.__main__ import build
-from agentrl.engine.embedded.model import load_weights, read_shape
+from agentrl.engine.embedded.parameters import load_weights
 from agentrl.engine.embedded.sampler import Rule
 from agentrl.engine.embedded.sequence import Live
+from agentrl.engine.embedded.shape import read_shape
 from agentrl.engine.router import Router
 from agentrl.engine.server import EngineServer
 from agentrl.types import Version

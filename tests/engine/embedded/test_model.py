@@ -10,16 +10,9 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from agentrl.engine.embedded import linear
-from agentrl.engine.embedded.model import (
-    Chunk,
-    KVCache,
-    Model,
-    Weights,
-    checksums,
-    load_weights,
-    read_shape,
-    rope_tables,
-)
+from agentrl.engine.embedded.model import Chunk, KVCache, Model
+from agentrl.engine.embedded.parameters import Weights, checksums, load_weights
+from agentrl.engine.embedded.shape import read_shape, rope_tables
 from agentrl.errors import ConfigError
 from tests.engine import oracle
 from tests.engine.kit import edit_json, vivid_model
