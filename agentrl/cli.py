@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from agentrl.endpoint.process import collect_seldom
 from agentrl.errors import AgentRLError, ConfigError, RunError
 
 app = typer.Typer(
@@ -387,6 +388,7 @@ def tell(error: BaseException) -> None:
 
 def main() -> None:
     """The console script."""
+    collect_seldom()
     app()
 
 

@@ -20,6 +20,7 @@ from agentrl.cluster.rollouts import HOLD_SECONDS, Job, Next, PlaySpec, Work, ou
 from agentrl.conductor.check import resolve_agent, resolve_env
 from agentrl.conductor.config import RunConfig
 from agentrl.endpoint.app import Endpoint
+from agentrl.endpoint.process import collect_seldom
 from agentrl.endpoint.template import ChatTemplate
 from agentrl.engine.client import EngineClient
 from agentrl.engine.server import decoder
@@ -136,6 +137,7 @@ async def play(spec: PlaySpec, token: str) -> None:
 def main() -> int:
     """The exit code."""
     die_with_parent()
+    collect_seldom()
     spec = PlaySpec.model_validate_json(Path(sys.argv[1]).read_bytes())
     try:
         asyncio.run(play(spec, os.environ["AGENTRL_CLUSTER_TOKEN"]))

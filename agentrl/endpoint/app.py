@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import orjson
 from aiohttp import web
-from openai import AsyncOpenAI, DefaultAioHttpClient, DefaultAsyncHttpxClient
+from openai import DEFAULT_CONNECTION_LIMITS, AsyncOpenAI, DefaultAioHttpClient, DefaultAsyncHttpxClient
 
 from agentrl.endpoint.options import EndpointOptions
 from agentrl.endpoint.parse import Format, detect_format
@@ -43,6 +43,9 @@ Read = Callable[[Mapping[str, Any]], ChatRequest]
 Write = Callable[[Reply], dict[str, Any]]
 _BACKLOG = 8192
 _MAX_BODY = 256 << 20
+_CLIENT_KEEPS = 60.0
+"""Seconds without a call after which our client closes a connection; aiohttp's server keeps it longer, so that no
+request meets a closed one."""
 
 
 class Endpoint:
@@ -121,7 +124,10 @@ class Endpoint:
         """An OpenAI client; all share one pool of connections, since building that costs tens of milliseconds."""
         if self._client is None:
             self._client = AsyncOpenAI(
-                base_url=base_url, api_key=api_key, timeout=self.options.call_timeout, http_client=_http_client()
+                base_url=base_url,
+                api_key=api_key,
+                timeout=self.options.call_timeout,
+                http_client=_http_client(self.options.max_calls),
             )
         return self._client.with_options(base_url=base_url, api_key=api_key)
 
@@ -249,12 +255,16 @@ def _body(raw: bytes) -> Mapping[str, Any]:
     return body
 
 
-def _http_client() -> Any:
+def _http_client(connections: int) -> Any:
+    # The client's own limits are 1,000 calls at once and 5 s without a call, less than an engine or a tool may take.
+    limits = type(DEFAULT_CONNECTION_LIMITS)(
+        max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=_CLIENT_KEEPS
+    )
     # aiohttp takes half the time of the client's default; openai 2.x has it only with its extra `aiohttp`.
     try:
-        return DefaultAioHttpClient()
+        return DefaultAioHttpClient(limits=limits)
     except RuntimeError:
-        return DefaultAsyncHttpxClient()
+        return DefaultAsyncHttpxClient(limits=limits)
 
 
 class Failure(NamedTuple):

@@ -7,7 +7,8 @@ Every side plays the same episodes: a user's question, 40 sampled tokens a turn,
 scripted engine that is a process of its own and answers over HTTP. `direct` is the session that the shelf's agents get,
 `openai` the real openai client over loopback HTTP (client and server in one process, so `cpu_ms_per_turn_openai` counts
 both), `bare` an aiohttp client that posts a prompt's tokens and reads the reply. `instant` is the direct session
-without an engine's HTTP. The last line is JSON, for 512 episodes at once where no number is named.
+without an engine's HTTP. Garbage is collected as in the processes of a run, on all sides. The last line is JSON, for
+512 episodes at once where no number is named.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from aiohttp import web
 
 from agentrl.endpoint.app import Endpoint
 from agentrl.endpoint.options import EndpointOptions
+from agentrl.endpoint.process import collect_seldom
 from agentrl.endpoint.session import Session
 from agentrl.endpoint.template import ChatTemplate
 from agentrl.engine.client import EngineClient
@@ -190,6 +192,7 @@ def main() -> None:
             try:
                 assert engine.stdout is not None
                 url = engine.stdout.readline().strip()
+                collect_seldom()
                 out = asyncio.run(measure(template, url))
                 if options.verifiers is not None:
                     found = verifiers(options.verifiers, 512, url, model)

@@ -153,3 +153,17 @@ async def test_as_many_connections_as_calls_at_once() -> None:
         await asyncio.gather(*(poster.post("/generate", b"") for _ in range(5)))
         assert served.connections == 5
         poster.close()
+
+
+def test_other_event_loops_have_transports_of_their_own() -> None:
+    uvloop = pytest.importorskip("uvloop")
+    body = str(len(BODY)).encode()
+
+    async def ask() -> bytes:
+        async with serving([b"HTTP/1.1 200 OK\r\nContent-Length: " + body + b"\r\n\r\n" + BODY]) as served:
+            poster = Poster("127.0.0.1", served.port)
+            answer = await poster.post("/generate", b"{}")
+            poster.close()
+            return answer.body
+
+    assert uvloop.run(ask()) == BODY
