@@ -74,11 +74,12 @@ class WandB:
 
 
 class Trackio:
-    """A local run: `trackio show`."""
+    """A local run of the project `agentrl`: `trackio show`; $TRACKIO_DIR and the others of trackio's own hold."""
 
     def __init__(self, run: Path, config: Mapping[str, Any]) -> None:
         self._trackio = importlib.import_module("trackio")
-        self._trackio.init(project="agentrl", name=_identity(run), config=dict(config), resume="allow")
+        quiet = {"auto_log_cpu": False, "auto_log_gpu": False}  # our figures alone
+        self._trackio.init(project="agentrl", name=_identity(run), config=dict(config), resume="allow", **quiet)
 
     def log(self, step: int, figures: Mapping[str, float], time: float) -> None:
         """One row."""

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
+import sqlite3
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -109,3 +115,35 @@ def test_wandb_offline_gets_every_step(tmp_path: Path, monkeypatch: pytest.Monke
     while (written := file.read_bytes()).count(b"envs/A/reward") < 3 or any(value not in written for value in wanted):
         assert time.monotonic() < end, "wandb wrote nothing"
         time.sleep(0.1)
+
+
+TRACKIO = """
+import sys
+from pathlib import Path
+from agentrl.monitor import trackers
+
+trackers.CLOSE_SECONDS = 100.0
+told = []
+for steps in ((1, 2), (3,)):
+    lanes = trackers.Trackers(["trackio"], Path(sys.argv[1]), {"seed": 7}, told.append)
+    for step in steps:
+        lanes.put({"kind": "step", "step": step, "time": 5.0, "loss": 0.5 / step, "envs": {"A": {"reward": 1}}})
+    lanes.close()
+assert told == [], told
+"""
+
+
+def test_trackio_gets_every_step_and_a_resume_goes_on_in_the_same_run(tmp_path: Path) -> None:
+    needs("trackio")
+    # A process of its own: trackio reads where to write when it is imported. No network, no account.
+    place = {"TRACKIO_DIR": str(tmp_path / "trackio"), "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    command = [sys.executable, "-c", TRACKIO, str(tmp_path / "run")]
+    done = subprocess.run(command, env={**os.environ, **place}, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    with closing(sqlite3.connect(tmp_path / "trackio" / "agentrl.db")) as base:
+        rows = base.execute("SELECT step, run_name, metrics FROM metrics ORDER BY step").fetchall()
+    assert [(step, json.loads(figures)) for step, _, figures in rows] == [
+        (step, {"loss": 0.5 / step, "envs/A/reward": 1.0}) for step in (1, 2, 3)
+    ]
+    assert len({name for _, name, _ in rows}) == 1
+    assert rows[0][1].startswith("run-")
