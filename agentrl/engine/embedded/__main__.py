@@ -22,6 +22,10 @@ from agentrl.engine.embedded.shape import read_shape, rope_tables
 from agentrl.errors import ConfigError
 from agentrl.types import Version
 
+_SWITCH_SECONDS = 0.0005
+"""The HTTP thread gives way to the generating one after so long: with Python's 5 ms, each operation of a step may wait
+for a request to be read."""
+
 
 def build(
     folder: Path,
@@ -103,6 +107,7 @@ def main() -> int:
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    sys.setswitchinterval(_SWITCH_SECONDS)
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[args.dtype]
     try:
         app = build(
