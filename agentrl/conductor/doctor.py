@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 from agentrl.conductor.config import RunConfig
 from agentrl.conductor.folder import SHARED_MEMORY
 from agentrl.conductor.interpreter import ABILITIES, Packages, imports, packages, sglang_python
+from agentrl.conductor.knobs import refuse_dead_knobs
 from agentrl.conductor.machine import gpu_count, memory, open_files, size, space
 from agentrl.config import load
 from agentrl.endpoint.parse import detect_format
@@ -56,10 +57,14 @@ class Settings(NamedTuple):
 def settings_of(
     config: Path | None = None, *, model: Path | None = None, engine_python: Path | None = None
 ) -> Settings:
-    """What the run of `config` would use, where one is given; `model` and `engine_python` win over it."""
+    """What the run of `config` would use, where one is given; `model` and `engine_python` win over it.
+
+    ConfigError where the config is wrong, also where a setting has no effect.
+    """
     if config is None:
         return Settings(model, engine_python)
     run = load(RunConfig, config)
+    refuse_dead_knobs(run, gpus=gpu_count() if run.cluster.kind == "local" else None)
     ports = [("endpoint.port", run.endpoint.host, run.endpoint.port)] if run.endpoint.port else []
     if run.engine.port is not None:
         ports += [("engine.port", run.engine.host, run.engine.port + i) for i in range(run.engine.count)]

@@ -40,6 +40,23 @@ def _dead_anywhere(config: RunConfig) -> Iterator[str]:
     if train.checkpoint_every == 0 and _given(train, "keep_checkpoints"):
         yield "train.keep_checkpoints has no effect with train.checkpoint_every = 0: only the last is kept; remove it"
 
+    yield from _dead_beside_the_cluster(config)
+    if len(config.env.parts) == 1 and _given(config.env.parts[0], "weight"):
+        yield "env.weight has no effect with one [[env]]: its share is all there is; remove it"
+
+
+def _dead_beside_the_cluster(config: RunConfig) -> Iterator[str]:
+    cluster = config.cluster
+    if cluster.rollout_workers:
+        for key in ("host", "port"):
+            if _given(config.endpoint, key):
+                yield (
+                    f"endpoint.{key} has no effect with cluster.rollout_workers = {cluster.rollout_workers}: each "
+                    "rollout process has an endpoint of its own, on loopback; remove one of them"
+                )
+    elif _given(cluster, "ray_rollout"):
+        yield "cluster.ray_rollout has no effect with cluster.rollout_workers = 0: there is none; remove it"
+
 
 def _dead_here(config: RunConfig, gpus: int) -> Iterator[str]:
     engine, train = config.engine, config.train
@@ -50,6 +67,8 @@ def _dead_here(config: RunConfig, gpus: int) -> Iterator[str]:
                 yield f"engine.{key} has no effect with {why}: remove it, or run where there is a GPU"
     if engine.device == "cuda" and gpus == 0:
         yield "engine.device = 'cuda', and this machine has no GPU: use 'auto' or 'cpu'"
+    if train.offload_optimizer and gpus == 0:
+        yield "train.offload_optimizer has no effect with no GPU on this machine: all is in its memory; remove it"
     if _given(train, "gpus") and gpus == 0:
         yield "train.gpus has no effect with no GPU on this machine: remove it, or run where there is a GPU"
     for key, wanted in (("engine.gpus", engine.gpus), ("train.gpus", train.gpus)):

@@ -169,6 +169,10 @@ def test_a_config_that_is_wrong_is_said_first(tmp_path: Path) -> None:
     result = doctor(str(tmp_path / "run.toml"))
     assert result.exit_code == 2
     assert "unknown key 'modle'; did you mean 'model'?" in " ".join(result.output.split())
+    (tmp_path / "run.toml").write_text('name = "x"\nmodel = "m"\nenv.path = "a:B"\ntrain.collective_timeout = 9\n')
+    result = doctor(str(tmp_path / "run.toml"))
+    assert result.exit_code == 2
+    assert "train.collective_timeout has no effect with train.ranks = 1" in " ".join(result.output.split())
 
 
 def test_figures_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

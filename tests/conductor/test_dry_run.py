@@ -165,6 +165,8 @@ def test_several_faults_are_told_at_once(place: Path) -> None:
         ),
         (["train.collective_timeout=9"], "train.collective_timeout has no effect with train.ranks = 1"),
         (["train.checkpoint_every=0", "train.keep_checkpoints=3"], "train.keep_checkpoints has no effect"),
+        (["cluster.rollout_workers=1", "endpoint.port=8000"], "endpoint.port has no effect with cluster.rollout_wo"),
+        (["env=[{path='env.py:Bright', weight=2}]"], "env.weight has no effect with one [[env]]"),
         (
             ["engine.kind=sglang", "engine.device=cpu", "engine.memory_fraction=0.4"],
             "engine.memory_fraction has no effect",
@@ -187,6 +189,7 @@ def config(**sections: Any) -> RunConfig:
     ("sections", "gpus", "text"),
     [
         ({"train": {"gpus": [0]}}, 0, "train.gpus has no effect with no GPU on this machine"),
+        ({"train": {"offload_optimizer": True}}, 0, "train.offload_optimizer has no effect with no GPU"),
         ({"train": {"gpus": [0, 1], "ranks": 2}}, 1, "train.gpus names GPU 1, and this machine has 1"),
         ({"engine": {"kind": "sglang", "gpus": [4]}}, 4, "engine.gpus names GPU 4, and this machine has 4"),
         ({"engine": {"kind": "sglang", "device": "cuda"}}, 0, "engine.device = 'cuda', and this machine has no GPU"),
