@@ -15,17 +15,15 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import TCPStore
 
 from agentrl.train.deepspeed import GATHER_BYTES, Backend
 from agentrl.train.export import Shape, buckets
 from agentrl.train.feed import Feed
+from agentrl.train.meeting import JOIN_SECONDS, SEND_SECONDS, join
 from agentrl.types import Version
 
 HOST = "127.0.0.1"
-JOIN_SECONDS = 30.0
-SEND_SECONDS = 60.0
-"""How long one bucket may take to reach all engines."""
 
 
 class _Group(NamedTuple):
@@ -66,9 +64,7 @@ class Broadcaster:
 
     def close(self) -> None:
         """Leave the group: engines that wait for a bucket find out."""
-        if self._group is not None:
-            self._group.backend.abort()
-            self._group = None
+        self._group = None  # the last reference: gloo closes its connections
 
     def _ready(self) -> bool:
         """Be in a group with all engines that serve."""
@@ -105,19 +101,6 @@ class Broadcaster:
             self.close()
             return False
         return True
-
-
-def join(store: Store, name: str, rank: int, world: int, backend: str) -> Any:
-    """A member of group `name`, which meets the others under the keys that `torch.distributed` would use for it."""
-    wait = datetime.timedelta(seconds=JOIN_SECONDS)
-    store = PrefixStore(f"{name}/", PrefixStore(name, store))
-    if backend == "gloo":
-        group = c10d.ProcessGroupGloo(PrefixStore("cpu/", store), rank, world, wait)
-        group.options.global_ranks_in_group = []
-        return group
-    options = c10d.ProcessGroupNCCL.Options()
-    options._timeout = datetime.timedelta(seconds=SEND_SECONDS)
-    return c10d.ProcessGroupNCCL(PrefixStore("cuda/", store), rank, world, options)
 
 
 def _nccl() -> tuple[type, ...]:

@@ -19,7 +19,15 @@ Case = dict[str, dict[str, Any]]
 pytestmark = pytest.mark.timeout(SECONDS + 60)
 BOTH = ["train_save_and_resume", "critic_and_reference"]
 CHECKS = {
-    2: [*BOTH, "nothing_moves_at_rate_zero", "not_finite", "bf16", "one_rank_cannot_write", "imitation"],
+    2: [
+        *BOTH,
+        "nothing_moves_at_rate_zero",
+        "not_finite",
+        "bf16",
+        "one_rank_cannot_write",
+        "imitation",
+        "weights_over_a_group",
+    ],
     1: [*BOTH, "other_number_of_ranks"],
 }
 
@@ -114,6 +122,14 @@ def test_a_full_disk_on_one_rank_ends_all_with_the_cause(outcome: Outcome) -> No
 def test_an_export_gives_the_trainers_own_logprobs(outcome: Outcome, world: int) -> None:
     assert outcome.results[world, 0]["buckets_agree"]
     check_export(outcome.work / f"export-{world}", outcome.work / f"probe-{world}.safetensors")
+
+
+def test_weights_go_to_a_group_bucket_by_bucket(outcome: Outcome) -> None:
+    """Two ranks gather and one sends; a receiver that leaves is noticed by all, and the next time it is met again."""
+    assert outcome.results[2, 0]["group_buckets"] > 4
+    assert outcome.results[2, 0]["group_same"]
+    for place in RANKS:
+        assert outcome.results[place]["group_sent"] == [True, False, True]
 
 
 def test_buckets_go_by_true_sizes(zero3_resume: Case) -> None:

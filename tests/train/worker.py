@@ -31,7 +31,9 @@ from agentrl.train import algorithm, experience, persist  # noqa: E402
 from agentrl.train.adapt import choose_trained, sources  # noqa: E402
 from agentrl.train.algorithm import Algorithm, Metrics, Output  # noqa: E402
 from agentrl.train.batch import Batch, pack  # noqa: E402
+from agentrl.train.broadcast import Broadcaster  # noqa: E402
 from agentrl.train.deepspeed import Backend  # noqa: E402
+from agentrl.train.feed import Feed  # noqa: E402
 from agentrl.train.functional import Denominators, token_weights  # noqa: E402
 from agentrl.train.model import load_policy  # noqa: E402
 from agentrl.train.options import AlgorithmOptions, LoraOptions, TrainerJob, TrainOptions  # noqa: E402
@@ -39,6 +41,7 @@ from agentrl.train.plan import Item, make_plan  # noqa: E402
 from agentrl.train.state import State  # noqa: E402
 from agentrl.types import Context, Group, Sampled, Segment, Trajectory, Version  # noqa: E402
 from tests.train.drawing import describe, draw, episode, random_group  # noqa: E402
+from tests.train.receiver import Receiver  # noqa: E402
 
 BUDGETS = {1: 1 << 20, 2: 90}
 """One rank packs everything in one pass; two ranks cut it finely, into passes of which the last are dummies."""
@@ -331,6 +334,23 @@ class Checks:
         results = [backend.step([batch.with_weights(weights)], chosen.loss, lr=0.02) for _ in range(6)]
         self.found["nll"] = [r.metrics["nll"] for r in results]
         self.found["nll_loss"] = [r.loss for r in results]
+
+    def weights_over_a_group(self) -> None:
+        """Many small buckets to one plain receiver; then one that leaves in the middle, and a new group after it."""
+        backend = Backend(self.folder, self.options)
+        receiver = Receiver()
+        sender = Broadcaster(backend, Feed(receiver.url, "token"), bucket_bytes=5000)
+        sent = [sender.send(1, Version(1, 1), self.work)]
+        if self.rank == 0:
+            receiver.done()
+        whole = whole_weights(backend)
+        self.found["group_buckets"] = receiver.buckets
+        self.found["group_same"] = all(torch.equal(t, receiver.tensors.get(n, t + 1)) for n, t in whole.items())
+        receiver.leave_after = 1
+        sent.append(sender.send(2, Version(1, 2), self.work))
+        receiver.leave_after = None
+        sent.append(sender.send(3, Version(1, 3), self.work))
+        self.found["group_sent"] = sent
 
     def fp16(self) -> None:
         """The loss scale is found by skipping; then steps are applied, and the scale survives a checkpoint."""
