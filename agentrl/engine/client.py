@@ -131,7 +131,7 @@ class EngineClient:
         self, progress: Progress, on_tokens: OnTokens | None, fail_over: bool, guarded: bool
     ) -> Completion:
         pause = _FIRST_PAUSE
-        while True:
+        while (ended := progress.ended()) is None:
             before = len(progress.tokens)
             asked = min(progress.left, self._chunk) if self._chunk and progress.continues else progress.left
             try:
@@ -149,6 +149,7 @@ class EngineClient:
             else:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
+        return ended  # by what a lost reply had brought
 
     def _finished(self, progress: Progress, part: Part | None, asked: int) -> Completion | None:
         if part is None:
@@ -161,12 +162,14 @@ class EngineClient:
                 raise EngineError(f"request {progress.request.id}: {self.url} gave it up: {part.detail}")
             progress.waiting_for = f"the rest after an abort ({part.detail or 'no reason given'})"
             progress.keep(part)
-            return progress.completion("length") if progress.left == 0 else None
+            return progress.ended()
         stop = progress.add(part)
         if stop is not None:
             return progress.completion("stop", stop)
-        if part.finish == "length" and progress.left > 0 and len(part.tokens) == asked:
-            return None  # the end of a chunk
+        if part.finish == "length":
+            ended = progress.ended()
+            if ended is not None or len(part.tokens) == asked:
+                return ended  # None at the end of a chunk
         return progress.completion(part.finish, part.matched)
 
     async def _attempt(

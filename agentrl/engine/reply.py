@@ -44,6 +44,13 @@ def parse_part(reply: Mapping[str, Any], vocab_size: int | None, pinned: Version
     spans (servers before 0.5.19) it labels all tokens, because no label ever comes back. None where it is not known.
     Raises EngineError for anything inconsistent.
     """
+    try:
+        return _read_part(reply, vocab_size, pinned, top)
+    except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
+        raise EngineError(f"the engine's reply is in an unknown form ({error!r}): {reply!r:.300}") from error
+
+
+def _read_part(reply: Mapping[str, Any], vocab_size: int | None, pinned: Version | None, top: int) -> Part:
     meta = reply.get("meta_info") or {}
     reason = meta.get("finish_reason") or {"type": ""}
     finish = str(reason.get("type", ""))
@@ -52,7 +59,7 @@ def parse_part(reply: Mapping[str, Any], vocab_size: int | None, pinned: Version
     tokens: list[int] = reply.get("output_ids") or []
     if not {int}.issuperset(map(type, tokens)):
         raise EngineError(f"the engine sent token ids that are no whole numbers: {tokens!r:.200}")
-    matched = reason.get("matched") if finish == "stop" else None
+    matched = reason.get("matched") if finish == "stop" and type(reason.get("matched")) in (int, str) else None
     tokens, logprobs = _pair(tokens, meta.get("output_token_logprobs"), matched)
     if tokens and (min(tokens) < 0 or (vocab_size is not None and max(tokens) >= vocab_size)):
         raise EngineError(
@@ -60,8 +67,9 @@ def parse_part(reply: Mapping[str, Any], vocab_size: int | None, pinned: Version
         )
     spans = _spans(meta, len(tokens), pinned, whole=bool(finish))
     status = reason.get("status_code")
+    detail = str(reason.get("message") or "")
     rows = _top(meta, len(tokens), top) if top else []
-    return Part(tokens, logprobs, spans, finish, matched, str(reason.get("message") or ""), status, rows)
+    return Part(tokens, logprobs, spans, finish, matched, detail, status if type(status) is int else None, rows)
 
 
 def _top(meta: Mapping[str, Any], n: int, k: int) -> Rows:
@@ -203,6 +211,14 @@ class Progress:
         elif part is not None and part.spans:
             self.add(part)
 
+    def ended(self) -> Completion | None:
+        """The completion, where the tokens so far use up the budget or meet a stop condition. An interruption in the
+        step of the last token hides that: the reply says "abort", or never comes."""
+        matched = self._stop_met() if self.tokens else None
+        if matched is not None:
+            return self.completion("stop", matched)
+        return self.completion("length") if self.tokens and self.left == 0 else None
+
     def completion(self, finish: str, matched: int | str | None = None, more: Part | None = None) -> Completion:
         """Everything so far, with the tokens of `more` behind it."""
         spans, n = list(self.spans), len(self.tokens)
@@ -235,6 +251,15 @@ class Progress:
                 self._cut(end)
                 return found
         return None
+
+    def _stop_met(self) -> int | str | None:
+        sampling = self.request.sampling
+        if self.tokens[-1] in sampling.stop_token_ids:
+            return self.tokens[-1]
+        if not sampling.stop or self.decode is None:
+            return None
+        text = self.decode(self.tokens[-max(len(stop) for stop in sampling.stop) - 1 :])
+        return next((stop for stop in sampling.stop if stop in text), None)
 
     def _cut(self, end: int) -> None:
         del self.tokens[end:], self.logprobs[end:], self.top[end:]

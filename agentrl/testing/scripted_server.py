@@ -20,8 +20,9 @@ from agentrl.types import Version
 class Fault:
     """What one `/generate` does wrong after `after` tokens.
 
-    `kind` is "abort" (an aborted reply), "reset" (the connection breaks), "status" (an error answer, `status` and
-    `message`), "hang" (nothing more is said), "no_logprobs" or "dropped_stop" (a damaged reply).
+    `kind` is "abort" (an aborted reply), "late_abort" (one in the step of the last token, whose stop it hides), "reset"
+    (the connection breaks), "status" (an error answer, `status` and `message`), "hang" (nothing more is said),
+    "no_logprobs" or "dropped_stop" (a damaged reply).
     """
 
     kind: str
@@ -194,6 +195,8 @@ class ScriptedServer:
                 return {"type": "abort", "message": "Aborted"}
             state.tokens.append(int(token))
             state.versions.append(self.version)
+            if fault is not None and fault.kind == "late_abort" and len(state.tokens) == fault.after:
+                return {"type": "abort", "message": "Aborted"}
             if token in stops:
                 return {"type": "stop", "matched": token}
             if stream is not None:

@@ -52,6 +52,30 @@ async def test_an_abort_after_the_last_token_of_the_budget_is_a_length_stop() ->
     assert (done.tokens.tolist(), done.finish) == ([10, 11, 12], "length")
 
 
+@pytest.mark.parametrize("tokens", [(12,), (10, 11, 12)])
+async def test_an_abort_in_the_step_of_a_stop_token_ends_there(tokens: tuple[int, ...]) -> None:
+    """The reply says "abort" and ends with a stop token: going on would sample beyond the end of the turn."""
+    async with ScriptedServer(_counting) as server:
+        server.faults += [Fault("late_abort", after=1)] * (len(tokens) - 1) + [
+            Fault("late_abort", after=4 - len(tokens))
+        ]
+        client = EngineClient(server.url)
+        done = await client.generate(request("r", [9], stop_token_ids=(12,)))
+        await client.close()
+        assert len(_generations(server)) == len(tokens)
+    assert (done.tokens.tolist(), done.finish, done.matched) == ([10, 11, 12], "stop", 12)
+
+
+async def test_a_connection_lost_after_the_last_token_asks_for_nothing_more() -> None:
+    async with ScriptedServer(_counting) as server:
+        server.faults.append(Fault("reset", after=4))
+        client = EngineClient(server.url)
+        done = await client.generate(request("r", [9], max_tokens=4), lambda _: None)
+        await client.close()
+        assert len(_generations(server)) == 1
+    assert (done.tokens.tolist(), done.finish) == ([10, 11, 12, 13], "length")
+
+
 async def test_deterministic_refusals_are_not_retried() -> None:
     async with ScriptedServer(_counting) as server:
         server.faults.append(Fault("status", status=400, message="requested token count exceeds context"))
@@ -70,7 +94,7 @@ async def test_a_busy_server_is_waited_for_by_time(status: int) -> None:
         assert (await client.generate(request("r", [9], max_tokens=2))).tokens.tolist() == [10, 11]
         server.faults += [Fault("status", status=status)] * 1000
         with pytest.raises(DeadlineExceeded, match=str(status)):
-            await client.generate(request("r2", [9], seconds=1.5))
+            await client.generate(request("r2", [9], seconds=0.5))
         await client.close()
 
 
@@ -109,7 +133,7 @@ async def test_the_deadline_names_what_was_waited_for_and_aborts() -> None:
         server.faults.append(Fault("hang", after=2))
         client = EngineClient(server.url)
         with pytest.raises(DeadlineExceeded, match=r"2 of 8 tokens while waiting for generated tokens"):
-            await client.generate(request("r", [9], seconds=2.0), lambda _: None)
+            await client.generate(request("r", [9], seconds=1.0), lambda _: None)
         await client.close()
         assert ("/abort_request", {"rid": "r"}) in server.calls
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +143,42 @@ def test_an_unknown_finish_reason_is_refused() -> None:
         parse_part(_reply([1], [-0.5], finish={"type": "tired"}), 100, V7)
 
 
+JUNK: list[Any] = [None, 0, -1, 1.5, "x", "", [], {}, [1], {"a": 1}, True, math.nan, 1 << 70, [[]], [None], "1.0"]
+
+
+def _places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in pairs:
+        yield (*at, key)
+        yield from _places(item, (*at, key))
+
+
+def test_a_reply_with_junk_anywhere_is_a_whole_part_or_an_engine_fault() -> None:
+    spans = [{"version": "0.7", "start": 0, "end": 2}, {"version": "0.8", "start": 2, "end": 3}]
+    rows = [[-0.5, i, None] for i in (1, 2, 3)]
+    finish = {"type": "stop", "matched": 3, "status_code": None, "message": "m"}
+    good = _reply([1, 2, 3], rows, finish=finish, weight_versions=spans, output_top_logprobs=[[row] for row in rows])
+    refused = 0
+    for *way, last in list(_places(good)):
+        for junk in JUNK:
+            reply = copy.deepcopy(good)
+            holder: Any = reply
+            for key in way:
+                holder = holder[key]
+            holder[last] = junk
+            try:
+                part = parse_part(reply, 100, V7, 1)
+            except EngineError:
+                refused += 1
+                continue
+            assert len(part.tokens) == len(part.logprobs) == len(part.top)
+            assert [s.start for s in part.spans] == [0, *(s.end for s in part.spans)][: len(part.spans)]
+            assert all(type(token) is int and 0 <= token < 100 for token in part.tokens)
+            assert type(part.status) in (int, type(None))
+            assert type(part.matched) in (int, str, type(None))
+    assert refused > 300
+
+
 async def test_a_resume_asks_for_what_is_left() -> None:
     case = _case("D06")
     given = case["input"]
@@ -168,6 +207,17 @@ async def test_a_stop_string_across_the_seam_still_stops() -> None:
     done = progress.completion("stop", stop)
     assert stop == "STOP"
     assert bytes(done.tokens.tolist()).decode() == "one STOP"
+    assert done.spans == (Span(V7, 0, 6), Span(V8, 6, 8))
+
+
+async def test_a_stop_string_that_an_abort_completes_still_stops() -> None:
+    progress = _progress(request("r", stop=("STOP", "."), max_tokens=50))
+    progress.keep(parse_part(_text("one ST"), 256, None))
+    assert progress.ended() is None
+    progress.keep(parse_part(_text("OP", "0.8"), 256, None))
+    done = progress.ended()
+    assert done is not None
+    assert (bytes(done.tokens.tolist()).decode(), done.finish, done.matched) == ("one STOP", "stop", "STOP")
     assert done.spans == (Span(V7, 0, 6), Span(V8, 6, 8))
 
 

@@ -92,7 +92,7 @@ async def test_no_engine_at_all_ends_at_the_deadline() -> None:
     async with _fleet(1) as (router, servers):
         await servers[0].stop()
         with pytest.raises(DeadlineExceeded, match="no engine served"):
-            await router.generate(request("r", [9], seconds=1.5))
+            await router.generate(request("r", [9], seconds=0.5))
 
 
 async def test_publish_updates_only_paused_engines_and_resumes_all() -> None:
