@@ -128,7 +128,7 @@ def simulate(
     plot: Annotated[Path | None, typer.Option(help="Also draw the result into this PNG.")] = None,
 ) -> None:
     """Size a run before it is started: tokens/s, idle shares and staleness by split and η, in virtual time."""
-    from agentrl.cluster.simulate_show import run_simulate
+    from agentrl.simulate.show import run_simulate
 
     with _told():
         run_simulate(config, overrides or [], run, plot)

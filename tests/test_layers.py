@@ -13,7 +13,7 @@ L1 = {"env", "wrappers", "agent", "tool", "mcp", "reward", "sandbox", "data"}
 SHELVES = {"envs", "agents", "sandboxes"}
 L2 = {"engine", "endpoint"}
 L3 = {"rollout", "check", "play", "gym", "spaces", "init", "testing"}
-TOP = {"conductor", "cli", "evaluate", "monitor", "cluster", "__init__", "__main__"}
+TOP = {"conductor", "cli", "evaluate", "monitor", "cluster", "simulate", "__init__", "__main__"}
 ALLOWED: dict[str, set[str]] = {
     **dict.fromkeys(L0, L0),
     **dict.fromkeys(L1, L0 | L1),

@@ -10,7 +10,7 @@ minibatches; 75 % of the devices generate; η = 4; synchronous runs generate on 
 R1-Distill-Qwen models, math for 1.5B and 7B (1,000 steps, less than 5 % of the answers truncated), code for 14B and 32B
 (80 and 60 steps, from memory of the paper).
 
-What is assumed: the shares of the peak in `agentrl.cluster.simulate_presets`; answers lognormal, math median 6,000 and
+What is assumed: the shares of the peak in `agentrl.simulate.presets`; answers lognormal, math median 6,000 and
 σ 0.9 (4.5 % truncated), code of mean 13,000 and σ 0.7 (DeepCoder tells of 8,000 at the start and 17,500 at the end of
 training); half of the variance of log-lengths between prompts; tensor parallelism 1, 1, 2, 4; 1 s to verify an answer,
 10 s to run code.
@@ -28,10 +28,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from agentrl.cluster.simulate import Report, simulate
-from agentrl.cluster.simulate_cost import Plan, Spread, Workload
-from agentrl.cluster.simulate_presets import DEVICES, SHAPES, engine_cost, train_cost
 from agentrl.rollout.options import RolloutOptions
+from agentrl.simulate.cost import Plan, Spread, Workload
+from agentrl.simulate.presets import DEVICES, SHAPES, engine_cost, train_cost
+from agentrl.simulate.simulation import Report, simulate
 
 LONGEST, PROMPTS, ANSWERS, MINIBATCHES = 27_648, 512, 16, 4
 MATH = Workload(response=Spread(6000.0, 0.9, LONGEST), prompt=Spread(200.0), tool=Spread(1.0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -214,13 +215,29 @@ def test_rows_that_cannot_travel_are_named() -> None:
         check_rows([{"a": 1}, {"a": object()}])
 
 
+BOXED = """
+from agentrl.reward.code.bench import shared_bench
+from agentrl.sandbox import SandboxOptions
+
+class Boxed(Bright):
+    async def step(self, action):
+        async with shared_bench(SandboxOptions(kind="subprocess", slots=2)) as bench, bench.boxes.box() as box:
+            await box.exec(["true"])
+        return await super().step(action)
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_rollout_processes_on_this_machine_and_one_of_them_killed(tmp_path: Path) -> None:
     place = make_place(tmp_path)
+    (place / "env.py").write_text((place / "env.py").read_text() + BOXED)
     run = place / "runs" / "r"
-    process = start(place, "train", "run.toml", "train.steps=14", "eval.every=1000", "cluster.rollout_workers=2")
+    settings = ("env.path=env.py:Boxed", "train.steps=14", "eval.every=1000", "cluster.rollout_workers=2")
+    process = start(place, "train", "run.toml", *settings)
     wait_for(lambda: len(lines(run, "step")) >= 2, process, 150)
+    programs = 'sandbox_programs_total{kind="subprocess",end="ok"}'
+    wait_for(lambda: json.loads((run / "state.json").read_text())["gauges"].get(programs, 0) > 8, process)
     killed = [pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if _plays(pid, process.pid)]
     os.kill(killed[0], signal.SIGKILL)
     code, output = finished(process, 200)

@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.cluster.simulate_cost import EngineCost
+from agentrl.simulate.cost import EngineCost
 from agentrl.types import Version
 
 HORIZON = 256.0

@@ -1,7 +1,7 @@
 """Costs from first principles: a device's data sheet, a model's shape, and five shares of the peak with their origin.
 
 Nothing here was fitted to a run. The shares were fixed before the simulator was compared with anything, see
-docs/sizing.md; a run's own metrics (`simulate_calibrate`) are better where there are any.
+docs/sizing.md; a run's own metrics (`calibrate`) are better where there are any.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl.cluster.simulate_cost import EngineCost, TrainCost, Workload
 from agentrl.errors import ConfigError
+from agentrl.simulate.cost import EngineCost, TrainCost, Workload
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """A run in virtual time: the real gate, pool, runner and publisher, with engines and a trainer made of costs.
 
 ```python
-report = simulate(plan, options)     # a `Plan` of `simulate_cost` and a run's `RolloutOptions`
+report = simulate(plan, options)     # a `Plan` of `cost` and a run's `RolloutOptions`
 print(report.tokens_per_second, report.engine_idle, report.trainer_idle, report.staleness_mean)
 ```
 """
@@ -17,15 +17,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from agentrl.cluster.simulate_cost import Plan
-from agentrl.cluster.simulate_engine import Fleet, Line
-from agentrl.cluster.simulate_world import Batch, VirtualAgent, VirtualEnv, VirtualSession
 from agentrl.conductor.feed import WeightsReady
 from agentrl.conductor.publish import Published, Publisher
 from agentrl.errors import RunError
 from agentrl.rollout.options import RolloutOptions
 from agentrl.rollout.pool import Pool, Take
 from agentrl.rollout.runner import Runner
+from agentrl.simulate.cost import Plan
+from agentrl.simulate.engine import Fleet, Line
+from agentrl.simulate.world import Batch, VirtualAgent, VirtualEnv, VirtualSession
 from agentrl.testing.clock import run_virtual
 from agentrl.types import Group, Version
 

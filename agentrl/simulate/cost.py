@@ -2,7 +2,7 @@
 
 A decode step of an engine costs `step + sequence·n + context·C` with n sequences that hold C tokens of cache: weights
 are read once, each sequence adds its arithmetic, each cached token is read. Sources of such numbers are
-`simulate_presets` (first principles) and `simulate_calibrate` (a run's own metrics).
+`presets` (first principles) and `calibrate` (a run's own metrics).
 """
 
 from __future__ import annotations

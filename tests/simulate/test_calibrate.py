@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentrl.cluster.simulate import simulate
-from agentrl.cluster.simulate_calibrate import LEAST_SHARE, WARM_UP, calibrate, workload
-from agentrl.cluster.simulate_cost import Plan
 from agentrl.conductor.config import RunConfig
 from agentrl.config import load, to_toml
 from agentrl.errors import ConfigError
 from agentrl.monitor.metrics import MetricsFile, read_metrics
 from agentrl.rollout.pool import Pool
 from agentrl.rollout.records import Ask
+from agentrl.simulate.calibrate import LEAST_SHARE, WARM_UP, calibrate, workload
+from agentrl.simulate.cost import Plan
+from agentrl.simulate.simulation import simulate
 from agentrl.testing.clock import run_virtual
 from agentrl.types import Context, Episode, Group, Sampled, Segment, Stop, Trajectory, Turn, Version
 

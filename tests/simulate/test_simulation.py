@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.cluster.simulate import simulate
-from agentrl.cluster.simulate_cost import ConductorCost, EngineCost, Plan, Spread, TrainCost, Workload
-from agentrl.cluster.simulate_engine import Fleet, VirtualEngine
-from agentrl.cluster.simulate_options import SimulateConfig
-from agentrl.cluster.simulate_presets import DEVICES, SHAPES, engine_cost, shape, train_cost
-from agentrl.cluster.simulate_search import fitting_scale, search
-from agentrl.cluster.simulate_show import draw, run_simulate
 from agentrl.config import load
 from agentrl.errors import ConfigError
 from agentrl.rollout.options import RolloutOptions
+from agentrl.simulate.cost import ConductorCost, EngineCost, Plan, Spread, TrainCost, Workload
+from agentrl.simulate.engine import Fleet, VirtualEngine
+from agentrl.simulate.options import SimulateConfig
+from agentrl.simulate.presets import DEVICES, SHAPES, engine_cost, shape, train_cost
+from agentrl.simulate.search import fitting_scale, search
+from agentrl.simulate.show import draw, run_simulate
+from agentrl.simulate.simulation import simulate
 from agentrl.testing.clock import run_virtual
 from agentrl.types import Version
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from rich.console import Console
 
-from agentrl.cluster.simulate_calibrate import Calibration, calibrate
-from agentrl.cluster.simulate_options import SimulateConfig
-from agentrl.cluster.simulate_search import Search, Trial, search
 from agentrl.config import load
 from agentrl.errors import ConfigError
+from agentrl.simulate.calibrate import Calibration, calibrate
+from agentrl.simulate.options import SimulateConfig
+from agentrl.simulate.search import Search, Trial, search
 
 
 def run_simulate(path: Path, overrides: Sequence[str], run: Path | None, plot: Path | None) -> None:

@@ -6,9 +6,9 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from agentrl.cluster.simulate_cost import Spread, Workload
 from agentrl.conductor.config import RunConfig
 from agentrl.rollout.options import RolloutOptions
+from agentrl.simulate.cost import Spread, Workload
 
 
 class SimulateOptions(BaseModel):
@@ -17,7 +17,7 @@ class SimulateOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     hardware: str = "h100"
-    """A preset of `agentrl.cluster.simulate_presets`: a100, h100, h800, h200, b200."""
+    """A preset of `agentrl.simulate.presets`: a100, h100, h800, h200, b200."""
     model: str | None = None
     """The model's shape by name, e.g. qwen2.5-7b; None: that of `model`'s config.json."""
     gpus: int | None = Field(None, ge=2)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from agentrl.cluster.simulate import Report, simulate
-from agentrl.cluster.simulate_calibrate import Calibration
-from agentrl.cluster.simulate_cost import ConductorCost, EngineCost, Plan, TrainCost, Workload
-from agentrl.cluster.simulate_options import SimulateConfig
-from agentrl.cluster.simulate_presets import device, engine_cost, shape, train_cost
 from agentrl.errors import ConfigError
 from agentrl.rollout.options import RolloutOptions
+from agentrl.simulate.calibrate import Calibration
+from agentrl.simulate.cost import ConductorCost, EngineCost, Plan, TrainCost, Workload
+from agentrl.simulate.options import SimulateConfig
+from agentrl.simulate.presets import device, engine_cost, shape, train_cost
+from agentrl.simulate.simulation import Report, simulate
 
 ENOUGH_EPISODES = 256
 """A step, for a simulated part to be like the whole."""

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from agentrl.agent import Agent
-from agentrl.cluster.simulate_cost import Workload
-from agentrl.cluster.simulate_engine import Fleet, Line, Runs, VirtualEngine
 from agentrl.env import Env
 from agentrl.errors import AgentRLError, ContractError, LimitReached
 from agentrl.rollout.session import SessionSpec
+from agentrl.simulate.cost import Workload
+from agentrl.simulate.engine import Fleet, Line, Runs, VirtualEngine
 from agentrl.types import Context, Group, Info, Message, Row, Sampled, Segment, Step, Trajectory
 
 _HALF = np.full(1, -0.5, np.float32)

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from agentrl.cluster.simulate_cost import ConductorCost, EngineCost, Spread, TrainCost, Workload
 from agentrl.conductor.config import RunConfig
 from agentrl.conductor.folder import RunFolder
 from agentrl.config import load
@@ -26,6 +25,7 @@ from agentrl.errors import ConfigError
 from agentrl.monitor.archive import recent_bodies
 from agentrl.monitor.metrics import read_metrics
 from agentrl.rollout.schema import stored_bodies
+from agentrl.simulate.cost import ConductorCost, EngineCost, Spread, TrainCost, Workload
 from agentrl.types import Context, Episode, Group, Sampled
 from agentrl.wire import decode_group
 
