@@ -15,7 +15,7 @@ from pathlib import Path
 from agentrl.errors import ConfigError
 from agentrl.sandbox.cgroup import Cgroup, make_cgroup, reap_cgroups
 from agentrl.sandbox.confine import Config
-from agentrl.sandbox.link import BOOT, Process, ServerBox, base_env, config_error, spawn
+from agentrl.sandbox.link import AT_START, BOOT, Process, ServerBox, base_env, config_error, spawn
 from agentrl.sandbox.options import SandboxOptions
 from agentrl.sandbox.rootfs import build_rootfs
 
@@ -102,7 +102,7 @@ class Boxes:
         if cgroup is not None:
             argv += ["--size", "65536", "--tmpfs", "/sys", "--ro-bind", str(cgroup.memory), cgroup.inside]
             argv += ["--remount-ro", "/sys"]
-        for name, value in base_env(WRITABLE[0], PATH).items():
+        for name, value in (base_env(WRITABLE[0], PATH) | AT_START).items():
             argv += ["--setenv", name, value]
         argv += ["--chdir", "/", "--", "python3", "-c", BOOT]
         return ["/bin/sh", "-c", JOIN, "sh", *(str(p) for p in (cgroup.procs if cgroup else [])), "--", *argv]

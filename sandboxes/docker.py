@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from agentrl.errors import ConfigError, SandboxLost
 from agentrl.sandbox.confine import Config
-from agentrl.sandbox.link import BOOT, Loss, ServerBox, base_env, config_error
+from agentrl.sandbox.link import AT_START, BOOT, Loss, ServerBox, base_env, config_error
 from agentrl.sandbox.options import SandboxOptions
 from agentrl.sandbox.owner import is_dead, owner_label
 from agentrl.sandbox.rootfs import build_rootfs
@@ -77,7 +77,7 @@ class Boxes:
 
     def create(self, slot: int) -> Any:
         """The arguments are the containment: read them with `docker inspect`."""
-        options, env = self.options, base_env(WRITABLE[0], None)
+        options, env = self.options, base_env(WRITABLE[0], None) | AT_START
         mount = f"rw,nosuid,nodev,exec,size={options.disk_mb << 20},nr_inodes={options.inodes},mode=700"
         memory = (options.memory_mb + options.disk_mb) << 20  # the tmpfs above are memory too
         return self._docker.containers.create(

@@ -15,6 +15,7 @@ import struct
 from typing import NamedTuple
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
+_PRCTL = _LIBC.prctl
 _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 4, 22, 36, 38
 _MS_NOSUID, _MS_NODEV, _MNT_DETACH = 2, 4, 2
 _CLONE_NEW = 0x7E020000
@@ -58,16 +59,23 @@ class Config(NamedTuple):
     env: dict[str, str]
 
 
-def _prctl(*arguments: int) -> None:
-    values = [ctypes.c_ulong(value) for value in (*arguments, 0, 0, 0, 0)[:5]]
-    if _LIBC.prctl(*values) != 0:
-        raise OSError(ctypes.get_errno(), f"prctl{arguments}: {os.strerror(ctypes.get_errno())}")
+Arguments = tuple[ctypes.c_ulong, ...]
+
+
+def _arguments(*values: int) -> Arguments:
+    return tuple(ctypes.c_ulong(value) for value in (*values, 0, 0, 0, 0)[:5])
+
+
+def _call_prctl(arguments: Arguments) -> None:
+    if _PRCTL(*arguments) != 0:
+        given, error = [argument.value for argument in arguments], ctypes.get_errno()
+        raise OSError(error, f"prctl{given}: {os.strerror(error)}")
 
 
 def become_reaper() -> None:
     """Orphans of the box come to this process; nobody in the box may trace it or read its memory."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    _prctl(_PR_SET_DUMPABLE, 0)
+    _call_prctl(_arguments(_PR_SET_CHILD_SUBREAPER, 1))
+    _call_prctl(_arguments(_PR_SET_DUMPABLE, 0))
 
 
 def spare_from_oom() -> None:
@@ -88,27 +96,41 @@ def mount_tmpfs(folder: str, size: int, inodes: int, uid: int) -> None:
         raise OSError(ctypes.get_errno(), f"mount {folder}: {os.strerror(ctypes.get_errno())}")
 
 
-def confine(config: Config) -> None:
-    """Give up everything, in the child."""
-    # Raised while the right to lower it is still there, which also sets the floor: a program cannot hide from the
-    # kernel's out-of-memory killer behind the server's exemption.
-    with open("/proc/self/oom_score_adj", "w") as score:
-        score.write("500")
-    for kind, value in _limits(config):
-        resource.setrlimit(kind, (value, value))
-    uid = config.uid
-    if uid is not None:
-        os.setgroups([])
-        os.setresgid(uid, uid, uid)
-        os.setresuid(uid, uid, uid)
-    _drop_capabilities()
-    _prctl(_PR_SET_DUMPABLE, 1)
-    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
-    if config.seccomp:
-        _filter_calls(memfd=config.cgroup)
+class Confinement:
+    """Everything that a program gives up, computed before the first fork: what a child computes it pays for in pages
+    that are copied for it, and that is most of what a short program costs."""
+
+    def __init__(self, config: Config) -> None:
+        self._uid, self._capset = config.uid, _LIBC.capset
+        self._limits = _limits(config)
+        self._no_capabilities = struct.pack("6I", *([0] * 6))
+        self._capabilities_of = struct.pack("Ii", 0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, this thread
+        self._dumpable, self._no_new_rights = _arguments(_PR_SET_DUMPABLE, 1), _arguments(_PR_SET_NO_NEW_PRIVS, 1)
+        self._filter = _filter_of_calls(memfd=config.cgroup) if config.seccomp else None
+
+    def apply(self) -> None:
+        """Give it up, in the child."""
+        # Raised while the right to lower it is still there, which also sets the floor: a program cannot hide from the
+        # kernel's out-of-memory killer behind the server's exemption.
+        score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+        os.write(score, b"500")
+        os.close(score)
+        for kind, value in self._limits:
+            resource.setrlimit(kind, value)
+        uid = self._uid
+        if uid is not None:
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+        if self._capset(self._capabilities_of, self._no_capabilities) != 0:
+            raise OSError(ctypes.get_errno(), f"capset: {os.strerror(ctypes.get_errno())}")
+        _call_prctl(self._dumpable)
+        _call_prctl(self._no_new_rights)
+        if self._filter is not None:
+            _call_prctl(self._filter.arguments)
 
 
-def _limits(config: Config) -> list[tuple[int, int]]:
+def _limits(config: Config) -> list[tuple[int, tuple[int, int]]]:
     limits = [
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, config.disk),
@@ -122,23 +144,26 @@ def _limits(config: Config) -> list[tuple[int, int]]:
         if config.namespace:
             limits.append((resource.RLIMIT_NPROC, config.pids))
     hard = {kind: resource.getrlimit(kind)[1] for kind, _ in limits}
-    return [(kind, value if hard[kind] < 0 else min(value, hard[kind])) for kind, value in limits]
+    lowest = [(kind, value if hard[kind] < 0 else min(value, hard[kind])) for kind, value in limits]
+    return [(kind, (value, value)) for kind, value in lowest]
 
 
-def _drop_capabilities() -> None:
-    header = struct.pack("Ii", 0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, this thread
-    if _LIBC.capset(header, struct.pack("6I", *([0] * 6))) != 0:
-        raise OSError(ctypes.get_errno(), f"capset: {os.strerror(ctypes.get_errno())}")
+class Filter(NamedTuple):
+    """Of system calls."""
+
+    arguments: Arguments
+    """Of prctl. They point into `memory`."""
+    memory: object
 
 
-def _filter_calls(*, memfd: bool) -> None:
+def _filter_of_calls(*, memfd: bool) -> Filter:
     machine = platform.machine()
     if machine not in _ARCH:
         raise OSError(errno.ENOTSUP, f"no system call filter for {machine}; expected one of {sorted(_ARCH)}")
     program = _program(machine, (*_REFUSED[machine], *_ALIKE, *(() if memfd else (_MEMFD[machine],))))
     buffer = ctypes.create_string_buffer(b"".join(program))
     header = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(program), ctypes.addressof(buffer)))
-    _prctl(_PR_SET_SECCOMP, 2, ctypes.addressof(header))
+    return Filter(_arguments(_PR_SET_SECCOMP, 2, ctypes.addressof(header)), (buffer, header))
 
 
 def _program(machine: str, refused: tuple[int, ...]) -> list[bytes]:

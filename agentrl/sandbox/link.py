@@ -48,6 +48,8 @@ del take
 server = sys.modules["agentrl.sandbox.server"]
 sys.exit(server.main(10, 11, server.Config(**plan["config"])))
 """
+AT_START = {"LD_BIND_NOW": "1"}
+"""Environment of the server alone: what is bound lazily is bound, in pages that are copied, by each program again."""
 SLACK = 20.0
 """Seconds beyond a program's own time-out after which a silent box counts as lost."""
 FILE_SECONDS = 30.0

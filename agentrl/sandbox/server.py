@@ -16,6 +16,7 @@ import select
 import shutil
 import signal
 import struct
+import sys
 import time
 from typing import Any, NamedTuple
 
@@ -30,6 +31,8 @@ WARM = (
 """Imported before the first fork: what small programs import most."""
 CHUNK = 1 << 16
 SWEEP_SECONDS = 3.0
+_ALL = 0x40000000
+"""__WALL of waitpid: also children whose end is told by another signal than SIGCHLD, or by none."""
 
 
 class Ended(NamedTuple):
@@ -42,6 +45,20 @@ class Ended(NamedTuple):
     truncated: bool
     swept: bool
     setup: bytes
+
+
+class Box(NamedTuple):
+    """What the server made ready: what is computed for each program is paid for in pages copied from its fork."""
+
+    config: Config
+    control: int
+    answers: int
+    """The pipes to the owner."""
+    confinement: confine.Confinement
+    memory: int | None
+    """The cgroup's file with the count of kills for memory."""
+    kernel: tuple[int, ...]
+    """Files that list what System V calls leave in the kernel."""
 
 
 class OwnerGone(Exception):
@@ -65,13 +82,21 @@ def main(control: int, answers: int, config: Config) -> int:
     os.environ.update(config.env)
     for name in WARM.split():
         importlib.import_module(name)
+    for name in [known for known in sys.modules if known.split(".")[0] == "agentrl"]:
+        del sys.modules[name]  # programs are not to see them
+    memory = [_opened(path) for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")]
+    kernel = [_opened(f"/proc/sysvipc/{kind}") for kind in ("shm", "msg", "sem")] if config.namespace else []
+    known = next((file for file in memory if file is not None), None)
+    lists = tuple(file for file in kernel if file is not None)
+    program.practise()
+    box = Box(config, control, answers, confine.Confinement(config), known, lists)
     gc.collect()
     gc.freeze()
     send(answers, {"ready": True})
     try:
         while True:
             header, body = receive(control)
-            forked = _answer(header, body, control, answers, config)
+            forked = _answer(header, body, box)
             if forked is not None:
                 return forked()
     except OwnerGone:
@@ -107,25 +132,25 @@ def _exactly(control: int, size: int) -> bytes:
     return b"".join(parts)
 
 
-def _answer(header: dict[str, Any], body: bytes, control: int, answers: int, config: Config) -> program.Program | None:
+def _answer(header: dict[str, Any], body: bytes, box: Box) -> program.Program | None:
     if header["op"] == "reset":
-        send(answers, {"clean": _reset(config)})
+        send(box.answers, {"clean": _reset(box)})
         return None
     pipes = [os.pipe() for _ in range(4)]  # stdin, stdout, stderr, setup
-    killed_before = _oom_kills()
+    killed_before = _oom_kills(box)
     try:
-        pid = os.fork()
+        pid = program.fork()
     except OSError as error:
         _close_all(pipes)
-        send(answers, {"lost": f"cannot fork: {error}"})
+        send(box.answers, {"lost": f"cannot fork: {error}"})
         return None
     if pid == 0:
-        return program.child(header, pipes, config)
+        return program.child(header, pipes, box.config, box.confinement)
     for inner in (pipes[0][0], pipes[1][1], pipes[2][1], pipes[3][1]):
         os.close(inner)
-    ended = _watch(pid, [pipes[0][1], pipes[1][0], pipes[2][0], pipes[3][0]], header, body, control, config)
-    oom = _oom_kills() > killed_before
-    if not config.cgroup and ended.code != 0:
+    ended = _watch(pid, [pipes[0][1], pipes[1][0], pipes[2][0], pipes[3][0]], header, body, box)
+    oom = _oom_kills(box) > killed_before
+    if not box.config.cgroup and ended.code != 0:
         last = ended.err.rstrip().rsplit(b"\n", 1)[-1]
         oom = last.startswith(b"MemoryError") or (ended.code == 137 and not (ended.timed_out or ended.truncated))
     answer: dict[str, Any] = {
@@ -135,16 +160,16 @@ def _answer(header: dict[str, Any], body: bytes, control: int, answers: int, con
         "oom": oom,
     }
     answer.update(swept=ended.swept, out=len(ended.out), setup=ended.setup.decode("utf-8", "replace"))
-    send(answers, answer, ended.out + ended.err)
+    send(box.answers, answer, ended.out + ended.err)
     return None
 
 
 # The parent's side.
 
 
-def _watch(pid: int, ends: list[int], header: dict[str, Any], body: bytes, control: int, config: Config) -> Ended:
+def _watch(pid: int, ends: list[int], header: dict[str, Any], body: bytes, box: Box) -> Ended:
     """Feed and read the child until it ends, time runs out, a stream is over its cap, or the owner is gone."""
-    cap, deadline = header.get("cap", config.output), time.monotonic() + header["timeout"]
+    cap, control, deadline = header.get("cap", box.config.output), box.control, time.monotonic() + header["timeout"]
     stdin, stdout, stderr, setup = ends
     caught: dict[int, bytearray] = {stdout: bytearray(), stderr: bytearray()}
     poll, ended, rest = select.poll(), os.pidfd_open(pid), memoryview(body)
@@ -173,7 +198,7 @@ def _watch(pid: int, ends: list[int], header: dict[str, Any], body: bytes, contr
             break
         gone, timed_out = control in ready, time.monotonic() >= deadline
     statuses: dict[int, int] = {}
-    swept = _sweep(config, pid, statuses)
+    swept = _sweep(box.config, pid, statuses)
     for end in open_ends - {stdin}:
         while not over and _catch(end, caught[end], cap, once=True):
             over = len(caught[end]) > cap
@@ -215,13 +240,13 @@ def _read_setup(setup: int) -> bytes:
 
 
 def _sweep(config: Config, main: int = 0, statuses: dict[int, int] | None = None) -> bool:
-    """Kill and collect every process but this one; False when some would not go."""
+    """Collect every process but this one, and kill what is left; False when some would not go."""
     until = time.monotonic() + SWEEP_SECONDS
     while True:
-        _kill_all(config, main)
+        # Orphans come to this process before their parent can be collected: no child means that nothing is left.
         try:
             while True:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status = os.waitpid(-1, os.WNOHANG | _ALL)
                 if pid == 0:
                     break
                 if statuses is not None:
@@ -230,7 +255,8 @@ def _sweep(config: Config, main: int = 0, statuses: dict[int, int] | None = None
             return True
         if time.monotonic() > until:
             return False
-        time.sleep(0.0005)
+        _kill_all(config, main)
+        time.sleep(0.0002)
 
 
 def _kill_all(config: Config, main: int) -> None:
@@ -267,21 +293,24 @@ def _descendants() -> list[int]:
         family |= set(more)
 
 
-def _oom_kills() -> int:
-    for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
-        try:
-            with open(path) as file:
-                return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
-        except OSError:
-            continue
-    return 0
+def _oom_kills(box: Box) -> int:
+    if box.memory is None:
+        return 0
+    words = os.pread(box.memory, 4096, 0).split()
+    return int(words[words.index(b"oom_kill") + 1]) if b"oom_kill" in words else 0
 
 
-def _reset(config: Config) -> bool:
+def _opened(path: str) -> int | None:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+
+
+def _reset(box: Box) -> bool:
     """Make the box as new for the next user; False when it cannot be."""
-    if not _sweep(config):
-        return False
-    if config.namespace and any(_lines(f"/proc/sysvipc/{kind}") > 1 for kind in ("shm", "msg", "sem")):
+    config = box.config
+    if not _sweep(config) or any(os.pread(file, 4096, 0).count(b"\n") > 1 for file in box.kernel):
         return False
     try:
         for folder in config.writable:
@@ -293,14 +322,6 @@ def _reset(config: Config) -> bool:
     except (OSError, RecursionError):
         return False
     return True
-
-
-def _lines(path: str) -> int:
-    try:
-        with open(path) as file:
-            return len(file.readlines())
-    except OSError:
-        return 0
 
 
 def _empty(folder: str) -> None:

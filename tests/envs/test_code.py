@@ -113,8 +113,7 @@ async def test_grading_does_not_wait_for_the_box_that_the_episode_holds() -> Non
 
 async def test_a_box_that_is_lost_is_nobodys_failure() -> None:
     async with playing(grading={"most_waiting": 1}) as env:
-        assert env._bench is not None
-        await env._bench.pool.close()
+        await env.place.grader().pool.close()
         with pytest.raises(SandboxLost):
             await env.step(says(RIGHT))
 
