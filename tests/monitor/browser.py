@@ -28,12 +28,12 @@ def chromium() -> str:
 
 
 @asynccontextmanager
-async def served(*runs: Path) -> AsyncIterator[str]:
-    """The address of a page that shows `runs`."""
+async def served(*runs: Path, token: str | None = None) -> AsyncIterator[str]:
+    """The address of a page that shows `runs`, without the token."""
     stop, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
-    task = asyncio.create_task(serve(runs, host="127.0.0.1", port=0, token=None, on_ready=ready.set_result, stop=stop))
+    task = asyncio.create_task(serve(runs, host="127.0.0.1", port=0, token=token, on_ready=ready.set_result, stop=stop))
     try:
-        yield await asyncio.wait_for(ready, 60)
+        yield (await asyncio.wait_for(ready, 60)).partition("?")[0]
     finally:
         stop.set()
         await task
@@ -55,7 +55,10 @@ async def opened(url: str, *, scheme: str = "light", allowed: Sequence[str] = ()
             page.on("pageerror", lambda error: wrong.append(f"error: {error}"))
             page.on("dialog", lambda dialog: wrong.append(f"dialog: {dialog.message}"))
             page.on(
-                "request", lambda r: None if r.url.startswith((url, "data:")) else wrong.append(f"asked for {r.url}")
+                "request",
+                lambda r: (
+                    None if r.url.startswith((url.partition("?")[0], "data:")) else wrong.append(f"asked for {r.url}")
+                ),
             )
             await page.goto(url)
             await page.wait_for_selector("html[data-ready]")

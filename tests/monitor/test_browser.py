@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -12,9 +15,10 @@ import pytest
 from playwright.async_api import Page, expect
 
 from agentrl.conductor.folder import RunFolder
+from agentrl.monitor.report import write_report
 from agentrl.monitor.sample import Shape, make_sample_run, metric_lines
 from tests.conductor.kit import finished, lines, make_place, start, wait_for
-from tests.monitor.browser import PATIENCE_MS, go, opened, served
+from tests.monitor.browser import PATIENCE_MS, chromium, go, opened, served
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 expect.set_options(timeout=PATIENCE_MS)
@@ -208,6 +212,30 @@ async def test_several_runs_lie_over_each_other(run: Path, tmp_path: Path) -> No
         await expect(page.get_by_role("status").filter(has_text="of 34 episodes")).to_be_visible()
 
 
+async def test_beyond_loopback_the_address_with_its_token_opens_the_page(run: Path) -> None:
+    async with served(run, token="a-token-of-ours") as url, opened(f"{url}?token=a-token-of-ours") as page:
+        await expect(page.locator("figure.chart canvas").first).to_be_visible()
+        assert "token" not in page.url, "not in the history, nor on somebody's screen"
+        await go(page, "#/episodes")
+        await expect(page.locator("table.episodes tbody tr").first).to_be_visible()
+        assert await page.evaluate("document.cookie") == "", "no script reads it"
+        other = await page.context.browser.new_context() if page.context.browser else page.context
+        assert (await other.request.get(url)).status == 401
+
+
+async def test_versions_of_a_step_lead_to_their_episodes(run: Path) -> None:
+    async with served(run) as url, opened(url) as page:
+        bars = page.get_by_role("region", name="Sampled tokens by version")
+        await bars.get_by_label("of what was trained in step").fill("7")
+        await page.keyboard.press("Tab")
+        rows = bars.locator("a.bar")
+        await expect(rows.first).to_contain_text(re.compile(r"^1\.\d+\d+ tokens$"))
+        assert await rows.count() >= 2, "a step is trained on tokens of several versions"
+        await rows.first.click()
+        await expect(page.locator("input[name=trained]")).to_have_value("7")
+        await expect(page.locator("table.episodes tbody tr").first).to_be_visible()
+
+
 async def test_what_a_living_run_writes_appears_and_a_crash_is_named(tmp_path: Path) -> None:
     path = tmp_path / "live"
     shape = Shape(steps=4, groups=2, samples=2)
@@ -244,6 +272,7 @@ async def test_a_real_run_is_seen_while_it_trains_and_after_it_was_killed(tmp_pa
             await metrics_tell(page, url)
             await page.get_by_label("probability ratio").check()
             await expect(page.locator(".token.sampled[style*=background]").first).to_be_visible()
+        write_report(run, tmp_path / "living.html")
     finally:
         process.send_signal(signal.SIGKILL)
         finished(process)
@@ -252,6 +281,15 @@ async def test_a_real_run_is_seen_while_it_trains_and_after_it_was_killed(tmp_pa
         await expect(page.get_by_role("group", name="Reward").locator("canvas")).to_be_visible()
         await go(page, "#/episodes?trained=2")
         await expect(page.locator("table.episodes tbody tr").first).to_be_visible()
+    shutil.copytree(run, tmp_path / "copied")
+    async with served(tmp_path / "copied") as url, opened(url) as page:
+        await go(page, "#/episodes?trained=2")
+        await expect(page.locator("table.episodes tbody tr").first).to_be_visible()
+    write_report(run, tmp_path / "killed.html")
+    for name, phase in (("living", "training"), ("killed", "died while training")):
+        text = (tmp_path / f"{name}.html").read_text()
+        assert f'<th scope="row">state</th><td>{phase}</td>' in text
+        assert text.count("<details") >= 3, "episodes to read"
 
 
 async def metrics_tell(page: Page, url: str) -> None:
@@ -263,3 +301,14 @@ async def metrics_tell(page: Page, url: str) -> None:
         told = await (await page.request.get(url + "metrics")).text()
         parts = {part for part in parts if f"\nagentrl_{part}" not in told}
         assert time.monotonic() < end, parts
+
+
+def test_ten_thousand_episodes_are_shown_without_lag() -> None:
+    chromium()
+    script = Path(__file__).parents[2] / "examples" / "benchmarks" / "viewer.py"
+    done = subprocess.run([sys.executable, str(script), "--repeat", "3"], capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["episodes"] == 10_000
+    assert found["first_paint_s"] <= 1
+    assert found["filter_ms"] <= 200
