@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from typer.testing import CliRunner
 from agentrl.cli import app
 from agentrl.conductor.check import resolve_agent, resolve_env
 from agentrl.conductor.config import RunConfig, SftConfig
+from agentrl.conductor.trainer import has_gpu
 from agentrl.config import load
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -99,3 +102,25 @@ def test_the_script_takes_a_model_folder(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     _install, train = plan(tmp_path, 1, model=str(tmp_path / "mine"))
     assert f"model={tmp_path / 'mine'}" in train
+
+
+GPU_SCRIPT = [sys.executable, str(ROOT / "examples/benchmarks/gpu.py")]
+
+
+@pytest.mark.skipif(has_gpu(), reason="there is a GPU: it would be measured")
+def test_the_gpu_script_says_so_where_there_is_none() -> None:
+    said = subprocess.run(GPU_SCRIPT, capture_output=True, text=True, timeout=60, check=True)
+    assert json.loads(said.stdout.splitlines()[-1]) == {"gpu": False}
+
+
+@pytest.mark.slow
+def test_all_that_the_gpu_script_measures_runs_on_a_cpu_too() -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    said = subprocess.run(
+        [*GPU_SCRIPT, "--toy"], capture_output=True, text=True, timeout=480, check=False, env=environment
+    )
+    told = json.loads(said.stdout.splitlines()[-1])
+    assert said.returncode == 0, told
+    assert told["packed_over_padded"] > 1
+    keys = ("mfu_packed", "logprob_memory_ratio", "publish_s", "decode_tokens_per_s", "async_over_sync")
+    assert all(told[key] > 0 for key in keys), told

@@ -12,6 +12,7 @@ mixture bears a label of no version (it serves nothing) until it has loaded one 
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -88,6 +89,7 @@ class Handover:
         self._options, self._router, self._offer, self._note = options, router, offer, note
         self._members: dict[str, Member] = {}
         self._name, self._broken, self._count = "", True, 0
+        self._nonce = secrets.token_hex(4)  # an engine may still know the groups of another conductor
         self._urls: tuple[str, ...] = ()
         self._refused: set[tuple[str, ...]] = set()
         self._joining: asyncio.Task[None] | None = None
@@ -112,7 +114,7 @@ class Handover:
         if self._broken or asked.held != self._name or urls != self._urls:
             await self._stop_joining()
             self._count += 1
-            before, self._name, self._urls = self._name, f"weights-{self._count}", urls
+            before, self._name, self._urls = self._name, f"weights-{self._nonce}-{self._count}", urls
             self._broken = False
             meeting = Meeting(self._name, asked.address, asked.port, world, backend)
             self._joining = asyncio.create_task(self._join(meeting, urls, before))

@@ -41,7 +41,7 @@ from agentrl.testing.tiny import make_tiny_model  # noqa: E402
 from agentrl.train import algorithm, batch, experience, manifest, plan  # noqa: E402
 from agentrl.train.deepspeed import Backend  # noqa: E402
 from agentrl.train.model import ATTENTION, Policy  # noqa: E402
-from agentrl.train.options import AlgorithmOptions, TrainOptions  # noqa: E402
+from agentrl.train.options import AlgorithmOptions, Dtype, TrainOptions  # noqa: E402
 from agentrl.types import (  # noqa: E402
     Context,
     Episode,
@@ -126,8 +126,8 @@ def padded_hidden(policy: Policy) -> Callable[[Tensor, Tensor, list[int]], Tenso
 class Sides:
     """One backend that trains the same sequences in three ways."""
 
-    def __init__(self, folder: Path, groups: Sequence[Group], budget: int) -> None:
-        self.backend = Backend(folder, TrainOptions(lr=1e-5, tokens_per_microbatch=budget))
+    def __init__(self, folder: Path, groups: Sequence[Group], budget: int, dtype: Dtype = "fp32") -> None:
+        self.backend = Backend(folder, TrainOptions(lr=1e-5, tokens_per_microbatch=budget, dtype=dtype))
         self.chosen = algorithm.load(AlgorithmOptions())
         self.groups = dict(enumerate(groups))
         told = taken(groups)

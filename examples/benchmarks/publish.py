@@ -5,7 +5,8 @@
 The trainer (ZeRO-3, one rank) gathers bucket by bucket and writes a folder in Hugging Face form into shared memory,
 where there is any; the router has the engine, which is generating, load and take it. `publish_s` is all of that,
 `stall_s` the engine's longest time without a token around it, by its own count, `write_s` the trainer's part; medians
-over the rounds after the first. After each round the engine's first token must be the new weights'. The last line is JSON.
+over the rounds after the first. After each round the engine's first token must be the new weights'. The last line is
+JSON.
 """
 
 from __future__ import annotations
@@ -71,11 +72,17 @@ def ask(id: str, tokens: int, temperature: float) -> GenerateRequest:
     return GenerateRequest(id, id, np.arange(5, 21, dtype=np.int32), sampling, deadline)
 
 
-async def measure(folder: Path, work: Path, rounds: int) -> dict[str, float]:
+async def measure(
+    folder: Path,
+    work: Path,
+    rounds: int,
+    train: TrainOptions = TrainOptions(),
+    engine: EngineOptions = EngineOptions(context_length=512),
+) -> dict[str, float]:
     """Publish again and again while the engine generates."""
-    backend = Backend(folder, TrainOptions())
+    backend = Backend(folder, train)
     parameters = sum(torch.Size(shape.shape).numel() for shape in backend.shapes)
-    server = start_engine(EngineOptions(context_length=512), folder, Version(1, 0), work / "engine.log")
+    server = start_engine(engine, folder, Version(1, 0), work / "engine.log")
     router: Router | None = None
     try:
         await server.wait_ready()
