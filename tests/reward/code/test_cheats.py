@@ -4,12 +4,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from agentrl.reward.code.grade import CodeReward
+from agentrl.reward.code.options import CodeOptions
 from agentrl.reward.code.task import parse_task
+from agentrl.sandbox import SandboxOptions, open_sandbox
+from tests.sandbox.kinds import needs_docker, nothing_left
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 CALLS = {
@@ -138,6 +142,25 @@ async def test_a_function_earns_nothing(cheat: str, task: dict[str, Any], reward
 async def test_a_program_earns_nothing(cheat: str, reward: CodeReward) -> None:
     verdict = await reward.grade_program(cheat, parse_task(PROGRAM))
     assert (verdict.reward, verdict.passed) == (0.0, 0), verdict
+
+
+@needs_docker
+@pytest.mark.docker
+@pytest.mark.timeout(240)
+async def test_none_earns_anything_in_a_container_either() -> None:
+    tried = [(f"{name}, calls", cheat, CALLS) for name, cheat in FUNCTION_CHEATS.items()]
+    tried += [(f"{name}, tests", FUNCTION_CHEATS[name], TESTS) for name in TELLING]
+    tried += [(f"{name}, program", cheat, PROGRAM) for name, cheat in PROGRAM_CHEATS.items()]
+    assert len(tried) >= 20
+    with nothing_left():
+        async with open_sandbox(SandboxOptions(kind="docker", slots=4)) as pool:
+            grader = CodeReward(pool, CodeOptions(budget=20.0))
+            tasks = [grader.grade_program(cheat, parse_task({**task, "time_limit_s": 3.0})) for _, cheat, task in tried]
+            verdicts = await asyncio.gather(*tasks)
+            honest = await grader.grade_program(HONEST["def"], parse_task(TESTS))
+    found = {name: verdict for (name, _, _), verdict in zip(tried, verdicts, strict=True) if verdict.reward != 0.0}
+    assert found == {}
+    assert honest.reward == 1.0, honest
 
 
 async def test_honest_ones_pass(reward: CodeReward) -> None:
