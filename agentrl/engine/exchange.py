@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import aiohttp
+import numpy as np
 
 from agentrl.engine.http import error_text, json_object, sse_events
 from agentrl.engine.reply import Part, Progress, parse_part
@@ -86,9 +87,9 @@ class Reading:
 
 
 def generate_body(progress: Progress, rid: str, asked: int, stream_interval: int | None) -> dict[str, Any]:
-    """The request that goes on from `progress`; a stream where `stream_interval` is given."""
+    """The request that goes on from `progress`; a stream where `stream_interval` is given. `input_ids` is an array."""
     body: dict[str, Any] = {
-        "input_ids": progress.prompt.tolist(),
+        "input_ids": np.ascontiguousarray(progress.prompt),
         "sampling_params": sampling_params(progress.request.sampling, asked),
         "return_logprob": True,
         "rid": rid,

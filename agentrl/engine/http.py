@@ -30,12 +30,12 @@ class Http:
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """aiohttp's request context; its errors pass unchanged."""
-        return self._open().post(self._url(path), data=orjson.dumps(body), headers=_JSON)
+        return self._open().post(self._url(path), data=_json(body), headers=_JSON)
 
     async def ask(self, path: str, body: Mapping[str, Any]) -> Answer:
         """POST and wait for the whole answer, however long it takes. aiohttp's errors, or the same as `Poster`'s."""
         if self._poster is not None:
-            return await self._poster.post(path, orjson.dumps(body))
+            return await self._poster.post(path, _json(body))
         async with self.post(path, body) as response:
             return Answer(response.status, await response.read())
 
@@ -82,6 +82,11 @@ class Http:
                 headers=headers,
             )
         return self._session
+
+
+def _json(body: Mapping[str, Any]) -> bytes:
+    # Arrays as they are: a prompt of 32,000 tokens costs a fifth of what its list would.
+    return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 async def sse_events(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:

@@ -176,6 +176,8 @@ class Progress:
     @property
     def prompt(self) -> Int32Array:
         """What to send next: the prompt and everything sampled so far."""
+        if not self.tokens:
+            return self.request.tokens
         return np.concatenate([self.request.tokens, np.array(self.tokens, np.int32)])
 
     @property
