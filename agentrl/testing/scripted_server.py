@@ -21,8 +21,9 @@ class Fault:
     """What one `/generate` does wrong after `after` tokens.
 
     `kind` is "abort" (an aborted reply), "late_abort" (one in the step of the last token, whose stop it hides), "reset"
-    (the connection breaks), "status" (an error answer, `status` and `message`), "hang" (nothing more is said),
-    "no_logprobs" or "dropped_stop" (a damaged reply).
+    (the connection breaks), "status" (an error answer, `status` and `message`), "status_event" (the same as an event of
+    a stream), "status_finish" (the same as the finish reason), "hang" (nothing more is said), "no_logprobs" or
+    "dropped_stop" (a damaged reply).
     """
 
     kind: str
@@ -172,6 +173,8 @@ class ScriptedServer:
             request.transport.abort()
             return web.Response()
         answer = self._answer(body["rid"], state, finish, fault)
+        if fault is not None and fault.kind == "status_event":
+            answer = {"error": {"message": fault.message, "code": fault.status}}
         if stream is None:
             return web.json_response(answer)
         await stream.write(b"data: " + orjson.dumps(answer) + b"\n\ndata: [DONE]\n\n")
@@ -184,8 +187,8 @@ class ScriptedServer:
         params = body["sampling_params"]
         stops = set(params.get("stop_token_ids", ()))
         for token in self.reply(body["input_ids"]):
-            if fault is not None and len(state.tokens) == fault.after and fault.kind in ("reset", "hang", "abort"):
-                return {"type": "abort", "message": "Aborted"} if fault.kind == "abort" else None
+            if fault is not None and len(state.tokens) == fault.after and fault.kind in _BREAKS:
+                return _broken(fault)
             if len(state.tokens) >= params["max_new_tokens"]:
                 return {"type": "length", "length": len(state.tokens)}
             await asyncio.sleep(self.token_delay)
@@ -214,6 +217,15 @@ class ScriptedServer:
             meta["weight_versions"] = [{"version": str(s.version), "start": s.start, "end": s.end} for s in spans]
         tokens = state.tokens[:-1] if kind == "dropped_stop" else state.tokens
         return {"output_ids": tokens, "meta_info": meta}
+
+
+_BREAKS = ("reset", "hang", "abort", "status_event", "status_finish")
+
+
+def _broken(fault: Fault) -> dict[str, Any] | None:
+    if fault.kind == "status_finish":
+        return {"type": "abort", "message": fault.message, "status_code": fault.status}
+    return {"type": "abort", "message": "Aborted"} if fault.kind == "abort" else None
 
 
 _CONTROLS = (

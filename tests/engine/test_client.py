@@ -86,6 +86,30 @@ async def test_deterministic_refusals_are_not_retried() -> None:
         assert len(_generations(server)) == 1
 
 
+@pytest.mark.parametrize("kind", ["status", "status_event", "status_finish"])
+@pytest.mark.parametrize(("status", "error"), [(400, RequestRefused), (422, RequestRefused), (500, EngineError)])
+async def test_a_refusal_is_one_in_every_form(kind: str, status: int, error: type[Exception]) -> None:
+    """As an answer, as an event of a stream and as a finish reason: asked once, and said as the server said it."""
+    async with ScriptedServer(_counting) as server:
+        server.faults.append(Fault(kind, after=2, status=status, message="no room in the context"))
+        client = EngineClient(server.url)
+        with pytest.raises(error, match="no room in the context"):
+            await client.generate(request("r", [9]), lambda _: None)
+        await client.close()
+        assert len(_generations(server)) == 1
+
+
+@pytest.mark.parametrize("kind", ["status", "status_event", "status_finish"])
+async def test_a_busy_server_is_asked_again_in_every_form(kind: str) -> None:
+    async with ScriptedServer(_counting) as server:
+        server.faults.append(Fault(kind, after=2))
+        client = EngineClient(server.url)
+        done = await client.generate(request("r", [9], max_tokens=6), lambda _: None)
+        await client.close()
+        assert len(_generations(server)) == 2
+    assert done.tokens.tolist() == list(range(10, 16))
+
+
 @pytest.mark.parametrize("status", [503, 429])
 async def test_a_busy_server_is_waited_for_by_time(status: int) -> None:
     async with ScriptedServer(_counting) as server:
