@@ -2,7 +2,7 @@
 
     python examples/benchmarks/embedded_engine.py                                    # SmolLM2-135M, random weights
     python examples/benchmarks/embedded_engine.py --model .cache/models/smollm2-135m-instruct
-    python examples/benchmarks/embedded_engine.py --sglang path/to/venv/bin/python   # and a real SGLang on the CPU
+    python examples/benchmarks/embedded_engine.py --model … --sglang path/to/venv/bin/python   # and a real SGLang
 
 The embedded engine is asked as always: a server process, requests over HTTP; the CPU time is that of its process.
 `transformers` gets one static batch in this process. Prompts have 64 tokens, differ from the first token on, and get 64
@@ -66,7 +66,7 @@ def prepared(folder: Path, source: Path | None) -> Path:
         torch.manual_seed(0)
         AutoModelForCausalLM.from_config(LlamaConfig(**SMOLLM2)).bfloat16().save_pretrained(folder)
     else:
-        for path in source.resolve().glob("*.safetensors"):
+        for path in (*source.resolve().glob("*.safetensors"), *source.resolve().glob("tokenizer*.json")):
             (folder / path.name).symlink_to(path)
     config = json.loads(((source or folder) / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": None, "bos_token_id": None}))
@@ -187,6 +187,8 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--sglang", type=Path, default=None, help="a Python interpreter that has SGLang")
     options = parser.parse_args()
+    if options.sglang is not None and options.model is None:
+        parser.error("--sglang needs --model: SGLang serves no model without a tokenizer")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "model"
