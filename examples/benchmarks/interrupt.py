@@ -4,10 +4,12 @@
     python examples/benchmarks/interrupt.py --sglang path/to/venv/bin/python  # and a real SGLang on the CPU
 
 16 long requests run all the time, four of them streamed, and 4 workers ask for one token over and over, while new
-weights are published ten times as in training: pause at the next token, load from disk, continue. `pause_ack_ms` is how
-long a pause takes to be acknowledged, `load_ms` the load, `stall_ms` the time between the last token of the old weights
-and the first of the new that came to the client, the load included (medians, with the largest as `…_max`). `lost`
-counts the tokens that requests asked for and did not get, `seams` the long requests that several versions made.
+weights are published ten times: pause at the next token, load from disk, continue. `pause_ack_ms` is how long a pause
+takes to be acknowledged, `load_ms` the load, `stall_ms` the time between the last token of the old weights and the
+first of the new that came to the client, the load included (medians, with the largest as `…_max`). `lost` counts the
+tokens that requests asked for and did not get, `seams` the long requests that several versions made.
+
+The embedded engine needs no pause, it swaps weights between two tokens: that is measured too, in keys with `_swap`.
 
 The last line is JSON; SGLang's keys end in `_sglang`.
 """
@@ -84,7 +86,7 @@ async def ask_forever(
         seen.add(await client.generate(request, seen.token if streamed else None), tokens)
 
 
-async def measure(server: EngineServer, folders: Sequence[Path]) -> dict[str, float]:
+async def measure(server: EngineServer, folders: Sequence[Path], *, pausing: bool) -> dict[str, float]:
     """Publish while requests run."""
     client, seen, stop = server.client(), Seen(), asyncio.Event()
     versions, acks, loads = [server.version], [], []
@@ -98,28 +100,30 @@ async def measure(server: EngineServer, folders: Sequence[Path]) -> dict[str, fl
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.5)
             began = time.monotonic()
-            await client.pause()
-            acks.append(1e3 * (time.monotonic() - began))
-            began = time.monotonic()
+            if pausing:
+                await client.pause()
+                acks.append(1e3 * (time.monotonic() - began))
+                began = time.monotonic()
             versions.append(Version(1, number + 1))
             await client.update_from_disk(folders[number % len(folders)], versions[-1])
             loads.append(1e3 * (time.monotonic() - began))
-            await client.resume()
+            if pausing:
+                await client.resume()
         await asyncio.sleep(0.5)
         stop.set()
     await client.close()
     out = {"lost": float(seen.lost), "seams": float(seen.seams), "requests": float(seen.requests)}
     for name, values in (("pause_ack_ms", acks), ("load_ms", loads), ("stall_ms", seen.stalls(versions))):
-        out |= {name: statistics.median(values), f"{name}_max": max(values)}
+        out |= {name: statistics.median(values), f"{name}_max": max(values)} if values else {}
     return out
 
 
-def run(options: EngineOptions, folders: Sequence[Path], log: Path) -> dict[str, float]:
+def run(options: EngineOptions, folders: Sequence[Path], log: Path, *, pausing: bool = True) -> dict[str, float]:
     """Start the engine, measure, stop it."""
     server = start_engine(options, folders[0], Version(1, 0), log)
     try:
         asyncio.run(server.wait_ready())
-        return asyncio.run(measure(server, folders))
+        return asyncio.run(measure(server, folders, pausing=pausing))
     finally:
         asyncio.run(server.stop())
 
@@ -149,7 +153,10 @@ def main() -> None:
                 path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": None}))
             path = folder / "tokenizer_config.json"
             path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token": None}))
-        out = run(EngineOptions(max_running=32), folders, Path(scratch) / "embedded.log")
+        log = Path(scratch) / "embedded.log"
+        out = run(EngineOptions(max_running=32), folders, log)
+        swapped = run(EngineOptions(max_running=32), folders, log, pausing=False)
+        out |= {f"{name}_swap": value for name, value in swapped.items()}
         if options.sglang is not None:
             real = EngineOptions(kind="sglang", python=options.sglang, device="cpu", max_running=32)
             found = run(real, folders, Path(scratch) / "sglang.log")
