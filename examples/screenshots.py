@@ -16,12 +16,13 @@ import sys
 from io import BytesIO
 from pathlib import Path
 
+import numpy as np
 from PIL import Image
 from playwright.async_api import Page, async_playwright
 
 from agentrl.monitor.episodes import Episodes
 
-COLOURS = 128
+COLOURS = 256
 
 
 async def take(page: Page, address: str, wait: str, out: Path) -> None:
@@ -30,9 +31,22 @@ async def take(page: Page, address: str, wait: str, out: Path) -> None:
     await page.locator(wait).first.wait_for()
     await page.wait_for_load_state("networkidle")
     await page.wait_for_timeout(500)
-    picture = Image.open(BytesIO(await page.screenshot())).convert("RGB").quantize(COLOURS)
-    picture.save(out, optimize=True)
+    with_few_colours(Image.open(BytesIO(await page.screenshot()))).save(out, optimize=True)
     print(out)
+
+
+def with_few_colours(picture: Image.Image) -> Image.Image:
+    """The same with its most frequent colours exactly, and the shades between them at the nearest of those.
+
+    Pillow's own choice of a palette mixes small areas of different colours, such as the swatches of a legend.
+    """
+    pixels = np.asarray(picture.convert("RGB"))
+    colours, at, counts = np.unique(pixels.reshape(-1, 3), axis=0, return_inverse=True, return_counts=True)
+    kept = colours[np.argsort(-counts)[:COLOURS]].astype(int)
+    nearest = np.array([np.square(kept - colour).sum(1).argmin() for colour in colours], np.uint8)
+    found = Image.fromarray(nearest[at].reshape(pixels.shape[:2]), "P")
+    found.putpalette(kept.astype(np.uint8).tobytes())
+    return found
 
 
 def telling_episode(run: Path) -> int:
