@@ -192,9 +192,10 @@ class Progress:
         return not (counts or sampling.grammar or (sampling.stop and self.decode is None))
 
     def next_id(self) -> str:
-        """A request id that no earlier attempt had."""
+        """A request id that no earlier attempt had. None begins another: SGLang aborts every id that begins with what
+        it is given, so an abort of choice 1 would hit choice 10."""
         self.attempts += 1
-        return self.request.id if self.attempts == 1 else f"{self.request.id}~{self.attempts - 1}"
+        return f"{self.request.id}." if self.attempts == 1 else f"{self.request.id}~{self.attempts - 1}."
 
     def add(self, part: Part) -> str | None:
         """Take a reply's tokens; returns the stop string if one was completed across the seam."""

@@ -128,7 +128,8 @@ class ScriptedServer:
         elif request.path == "/continue_generation":
             self._going.set()
         elif request.path == "/abort_request":
-            self._abort(lambda rid: bool(body.get("abort_all")) or rid == body.get("rid"))
+            # As SGLang: every request whose id begins so.
+            self._abort(lambda rid: bool(body.get("abort_all")) or rid.startswith(body["rid"]))
         elif request.path == "/weights_checker":
             return web.json_response({"success": True, "ranks": [{"checksums": {"w": self.checksum}}]})
         elif request.path == "/update_weight_version":

@@ -132,7 +132,7 @@ async def test_a_lost_connection_is_aborted_before_a_retry(streamed: bool) -> No
         order = [(path, body.get("rid")) for path, body in server.calls if path in ("/generate", "/abort_request")]
         assert not server.running
     assert done.tokens.tolist() == list(range(10, 16))
-    assert order == [("/generate", "r"), ("/abort_request", "r"), ("/generate", "r~1")]
+    assert order == [("/generate", "r."), ("/abort_request", "r."), ("/generate", "r~1.")]
     if streamed:
         assert _generations(server)[1]["input_ids"] == [9, 10, 11, 12]
 
@@ -159,7 +159,7 @@ async def test_the_deadline_names_what_was_waited_for_and_aborts() -> None:
         with pytest.raises(DeadlineExceeded, match=r"2 of 8 tokens while waiting for generated tokens"):
             await client.generate(request("r", [9], seconds=1.0), lambda _: None)
         await client.close()
-        assert ("/abort_request", {"rid": "r"}) in server.calls
+        assert ("/abort_request", {"rid": "r."}) in server.calls
 
 
 async def test_cancelling_sends_an_abort_and_again_after_a_pause() -> None:
@@ -174,7 +174,23 @@ async def test_cancelling_sends_an_abort_and_again_after_a_pause() -> None:
         await client.resume()
         await client.close()
         aborts = [body for path, body in server.calls if path == "/abort_request"]
-    assert aborts == [{"rid": "r"}, {"rid": "r"}]
+    assert aborts == [{"rid": "r."}, {"rid": "r."}]
+
+
+async def test_an_abort_hits_no_request_whose_id_begins_alike() -> None:
+    async with ScriptedServer(_counting, token_delay=0.03) as server:
+        client = EngineClient(server.url)
+        first, *others = [
+            asyncio.create_task(client.generate(request(f"s-{name}", [9]))) for name in ("1", "10", "1-0")
+        ]
+        await asyncio.sleep(0.1)
+        first.cancel()
+        done = await asyncio.gather(*others)
+        await asyncio.gather(first, return_exceptions=True)
+        await client.close()
+        assert len(_generations(server)) == 3
+        assert [body for path, body in server.calls if path == "/abort_request"] == [{"rid": "s-1."}]
+    assert all(d.tokens.tolist() == list(range(10, 18)) for d in done)
 
 
 @pytest.mark.parametrize(("kind", "error"), [("no_logprobs", "missing_logprobs"), ("dropped_stop", "")])
