@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping
 from numbers import Real
 from typing import Any
@@ -47,10 +46,18 @@ def checked_step(result: Any) -> Step:
     )
 
 
+LARGEST = 1e30
+"""Of rewards: sums and squares of smaller ones stay within float64, advantages within float32."""
+
+
 def checked_number(value: Any, what: str) -> float:
-    """A finite float; ContractError otherwise."""
-    if not isinstance(value, Real) or not math.isfinite(value):
-        raise ContractError(f"{what} must be a finite number, or None for 'no verdict', got {value!r}")
+    """A finite float that training can add up in float32; ContractError otherwise."""
+    # Compared before it is converted: a whole number may be larger than any float.
+    if not isinstance(value, Real) or not -LARGEST <= value <= LARGEST:  # type: ignore[operator]
+        shown = f"a whole number of {value.bit_length()} bits" if isinstance(value, int) else repr(value)[:80]
+        raise ContractError(
+            f"{what} must be a finite number of at most {LARGEST:g}, or None for 'no verdict', got {shown}"
+        )
     return float(value)
 
 

@@ -130,13 +130,19 @@ def _missing(backend: Passes, batches: Sequence[Batch], mine: Rows) -> Rows:
 def _whitened(backend: Passes, batches: Sequence[Batch], groups: int | None) -> list[Batch]:
     """(A - mean)/std over the trained tokens of all ranks: of each of the `groups`, or of all in one."""
     places = [torch.zeros_like(b.episodes) if groups is None else b.episodes.clamp(min=0) // EPISODES for b in batches]
-    sums = torch.zeros(groups or 1, 3, dtype=torch.float64)
-    for batch, place in zip(batches, places, strict=True):
-        a = batch.advantages[batch.mask].double()
-        sums.index_add_(0, place[batch.mask], torch.stack([torch.ones_like(a), a, a.square()], 1))
-    count, total, squares = backend.sum(sums).cpu().unbind(1)
-    mean = total / count.clamp(min=1)
-    deviation = (squares / count.clamp(min=1) - mean.square()).clamp(min=0).sqrt()
+
+    def added(power: int, centre: Tensor) -> Tensor:
+        sums = torch.zeros(groups or 1, 2, dtype=torch.float64)
+        for batch, place in zip(batches, places, strict=True):
+            at = place[batch.mask]
+            a = batch.advantages[batch.mask].double() - centre[at]
+            sums.index_add_(0, at, torch.stack([torch.ones_like(a), a.pow(power)], 1))
+        count, total = backend.sum(sums).cpu().unbind(1)
+        return total / count.clamp(min=1)
+
+    # In two passes: the difference of two large sums would lose a small deviation.
+    mean = added(1, torch.zeros(groups or 1, dtype=torch.float64))
+    deviation = added(2, mean).sqrt()
     whitened = []
     for batch, place in zip(batches, places, strict=True):
         found = (batch.advantages.double() - mean[place]) / (deviation[place] + 1e-6)

@@ -198,6 +198,8 @@ def gather_logprobs(logits: Tensor, tokens: Tensor, temperature: Tensor | float 
 
 def value_loss(values: Tensor, old: Tensor, returns: Tensor, mask: Tensor, clip: float | None) -> Tensor:
     """½·max((V - R)², (V_old + clip(V - V_old, ±ε) - R)²) `[T]`, 0 off the mask; without the second where ε is None."""
+    # Masked before: what stands elsewhere must not reach a gradient.
+    values, old, returns = (torch.where(mask, x, 0.0) for x in (values, old, returns))
     error = (values - returns).square()
     if clip is not None:
         error = torch.maximum(error, (old + (values - old).clamp(-clip, clip) - returns).square())

@@ -205,6 +205,7 @@ def test_what_a_client_library_made_of_a_lost_engine() -> None:
             r"five values \(observation, reward, terminated, truncated, info\), got a tuple of 4",
         ),
         ("step", (ON, float("nan"), True, False, {}), "the reward must be a finite number.*got nan"),
+        ("step", (ON, 10**400, True, False, {}), "the reward must be a finite number of at most 1e.30"),
         ("step", (ON, float("inf"), True, False, {}), "the reward must be a finite number"),
         ("step", (ON, "1.0", True, False, {}), "the reward must be a finite number"),
         ("step", (ON, 1.0, 1, False, {}), "terminated must be a bool"),

@@ -264,3 +264,25 @@ def test_aggregations(numerics: Case) -> None:
     ):
         weights = F.token_weights(on(len(loss)), per_episode, total, name, given_["max_len"])  # type: ignore[arg-type]
         assert float((weights * loss).sum()) == pytest.approx(expected[key], abs=1e-6)
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -1e10])
+def test_whatever_stands_off_the_mask_reaches_no_gradient(odd: float) -> None:
+    """In any of the arguments, of any of the objectives."""
+    mask, sequences = torch.tensor([True, False, True]), torch.tensor([0, 0, 1])
+    clean = torch.tensor([-1.0, 0.0, -2.0])
+    dirty = torch.where(mask, clean, odd)
+
+    def gradients(x: Tensor, filling: Tensor) -> list[Tensor]:
+        x = x.clone().requires_grad_()
+        losses = [
+            F.ppo_gain(x, filling, filling, mask, dual_clip=3.0).gain,
+            F.gspo_gain(x, filling, filling, mask, sequences, clip_low=0.2, clip_high=0.2).gain,
+            F.cispo_gain(x, filling, filling, mask, clip_low=1.0, clip_high=4.0).gain,
+            F.kl(x, filling, mask, "k3"),
+            F.value_loss(x, filling, filling, mask, 0.2),
+        ]
+        return [*(torch.autograd.grad(loss.sum(), x, retain_graph=True)[0] for loss in losses), *losses]
+
+    for found, expected in zip(gradients(dirty, dirty), gradients(clean, clean), strict=True):
+        torch.testing.assert_close(found, expected)
