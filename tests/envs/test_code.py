@@ -15,6 +15,7 @@ from agentrl.agents.coder import Coder
 from agentrl.envs.code import Code
 from agentrl.errors import ContractError, SandboxLost
 from agentrl.types import Message, Row
+from examples.benchmark_rows import human_eval
 
 KIND = "bubblewrap" if shutil.which("bwrap") and shutil.which("busybox") else "subprocess"
 ROW: Row = {
@@ -140,6 +141,17 @@ async def test_sample_rows_are_solved_by_their_own_expression() -> None:
     for row in train[:3]:
         async with playing(row) as env:
             assert (await env.step(says(f"n = int(input())\nprint({row['expression']})"))).reward == 1.0
+
+
+async def test_humanevals_rows_are_solved_by_their_own_solution() -> None:
+    for row in [row for row, _ in zip(human_eval(), range(2), strict=False)]:
+        async with playing(row, use_tools=False) as env:
+            wrong = await env.step(says(f"```python\n{row['prompt']}    return None\n```"))
+            assert (wrong.reward, wrong.terminated, wrong.info["status"]) == (0.0, True, "wrong_answer")
+            messages, _ = await env.reset(seed=0)
+            answer = env.oracle(messages)
+            assert answer is not None
+            assert (await env.step(says(answer))).reward == 1.0
 
 
 async def test_the_agent_shortens_old_outputs() -> None:

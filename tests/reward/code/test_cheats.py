@@ -148,6 +148,7 @@ async def test_a_program_earns_nothing(cheat: str, reward: CodeReward) -> None:
 @pytest.mark.docker
 @pytest.mark.timeout(240)
 async def test_none_earns_anything_in_a_container_either() -> None:
+    tried: list[tuple[str, str, dict[str, Any]]]
     tried = [(f"{name}, calls", cheat, CALLS) for name, cheat in FUNCTION_CHEATS.items()]
     tried += [(f"{name}, tests", FUNCTION_CHEATS[name], TESTS) for name in TELLING]
     tried += [(f"{name}, program", cheat, PROGRAM) for name, cheat in PROGRAM_CHEATS.items()]
