@@ -17,7 +17,7 @@ from agentrl.child import die_with_parent
 from agentrl.cluster.files import open_http
 from agentrl.cluster.follow import FollowedEngines
 from agentrl.cluster.rollouts import HOLD_SECONDS, Job, Next, PlaySpec, Work, outcome_bytes
-from agentrl.conductor.check import resolve_agent, resolve_env
+from agentrl.conductor.check import resolve_agents, resolve_env
 from agentrl.conductor.config import RunConfig
 from agentrl.endpoint.app import Endpoint
 from agentrl.endpoint.process import collect_seldom
@@ -47,7 +47,7 @@ class Playing:
         self._endpoint = Endpoint(self._engines, ChatTemplate.load(spec.model), options)
         _, make_env = resolve_env(config.env)
         self._player = Player(
-            config.rollout, make_env=make_env, make_agent=resolve_agent(config.agent), open_session=self._open
+            config.rollout, make_env=make_env, make_agent=resolve_agents(config), open_session=self._open
         )
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._serial = -1

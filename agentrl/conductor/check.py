@@ -33,6 +33,7 @@ from agentrl.endpoint.template import ChatTemplate
 from agentrl.env import Env
 from agentrl.errors import AgentRLError, ConfigError, DataError
 from agentrl.rollout.group import group_reward_of
+from agentrl.rollout.session import AgentByRow, MakeAgent, MakeOneAgent, agent_of
 from agentrl.tool import Tool
 from agentrl.types import Row
 
@@ -44,7 +45,7 @@ class RunPlan(NamedTuple):
 
     env: str
     make_env: Callable[[Row], Env]
-    make_agent: Callable[[Sequence[Tool]], Agent]
+    make_agent: MakeAgent
     train_rows: list[Row]
     eval_rows: list[Row]
     model_bytes: int
@@ -90,7 +91,7 @@ def plan_run(config: RunConfig, model_bytes: int) -> RunPlan:
     """Find environment, agent and rows; nothing is played yet."""
     group_reward_of(config.rollout)
     env_class, make_env = resolve_env(config.env)
-    make_agent = resolve_agent(config.agent)
+    make_agent = resolve_agents(config)
     if not config.env.parts:
         train_rows, eval_rows = _rows(env_class, config.data, config)
         return RunPlan(env_class.__name__, make_env, make_agent, train_rows, eval_rows, model_bytes)
@@ -138,7 +139,14 @@ def _part(part: EnvPart) -> tuple[type[Env], Callable[[Row], Env]]:
     return resolve_env(EnvSection(path=part.path, args=part.args))
 
 
-def resolve_agent(section: AgentSection) -> Callable[[Sequence[Tool]], Agent]:
+def resolve_agents(config: RunConfig) -> MakeAgent:
+    """How agents are made: `[agent]`, or for the rows of a mixture's part that has one, its own."""
+    common = resolve_agent(config.agent)
+    own = {part.label: resolve_agent(part.agent) for part in config.env.parts if part.agent is not None}
+    return AgentByRow(lambda row: own.get(env_of(row, ""), common)) if own else common
+
+
+def resolve_agent(section: AgentSection) -> MakeOneAgent:
     """How an agent is made from an environment's tools."""
     found = _subclass(section.path, Agent, "agent.path")
     _check_arguments(found, section.args, "agent.args")
@@ -224,7 +232,7 @@ def rows_of(
 
 async def try_row(
     make_env: Callable[[Row], Env],
-    make_agent: Callable[[Sequence[Tool]], Agent],
+    make_agent: MakeAgent,
     row: Row,
     which: str,
     template: ChatTemplate | None,
@@ -241,8 +249,9 @@ async def try_row(
         doing = f"{config.env.path}.reset"
         async with asyncio.timeout(FIRST_RESET_SECONDS):
             messages, _ = checked_reset(await call(env.reset, seed=config.seed))
-        doing = f"making {config.agent.path}"
-        make_agent(env.tools)
+        own = {part.label: part.agent for part in config.env.parts}.get(env_of(row, ""))
+        doing = f"making {(own or config.agent).path}"
+        agent_of(make_agent, row)(env.tools)
         schemas = [tool.schema for tool in env.tools]
         tokens = template.encode(messages, schemas, generation=True) if template else ()
         doing = f"{config.env.path}.close"

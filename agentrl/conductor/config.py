@@ -47,6 +47,15 @@ class DataSection(_Section):
         return self
 
 
+class AgentSection(_Section):
+    """Which agent."""
+
+    path: str = "agentrl.agent:Agent"
+    """`package.module:Class` or `path/to/file.py:Class`."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the class, besides the tools."""
+
+
 class EnvPart(_Section):
     """One environment of a mixture: a `[[env]]`."""
 
@@ -60,6 +69,8 @@ class EnvPart(_Section):
     """Its share of the episodes, against the others' weights."""
     data: DataSection = DataSection()
     """Its rows."""
+    agent: AgentSection | None = None
+    """Who plays it; the run's `[agent]` where not set."""
 
     @property
     def label(self) -> str:
@@ -93,15 +104,6 @@ class EnvSection(_Section):
         if self.parts and self.args:
             raise ValueError("args have no effect on a mixture: each [[env]] has its own")
         return self
-
-
-class AgentSection(_Section):
-    """Which agent."""
-
-    path: str = "agentrl.agent:Agent"
-    """`package.module:Class` or `path/to/file.py:Class`."""
-    args: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the class, besides the tools."""
 
 
 class EvalSection(_Section):
@@ -225,6 +227,8 @@ class RunConfig(Common):
             )
         if self.env.parts and self.data.model_fields_set:
             raise ValueError("[data] has no effect with several [[env]]: each has its own, e.g. data = {train = …}")
+        if self.env.parts and all(part.agent for part in self.env.parts) and self.agent.model_fields_set:
+            raise ValueError("[agent] has no effect where each [[env]] has an agent of its own: remove it")
         if self.algorithm.name == "sft":
             raise ValueError("algorithm.name = 'sft' learns from conversations: start it with `agentrl sft`")
         if self.algorithm.baseline != "none" and ":" not in self.algorithm.name and self.rollout.samples == 1:

@@ -17,6 +17,7 @@ from agentrl.errors import AgentRLError, ConfigError
 from agentrl.rollout.episode import EpisodeSpec
 from agentrl.rollout.player import Player, Sampling
 from agentrl.rollout.schedule import Place, episode_seed
+from agentrl.rollout.session import agent_of
 from agentrl.testing.scripted import ScriptedEngine
 from agentrl.types import Demonstration, Episode, Group, Int32Array, Row, Stop
 
@@ -81,7 +82,7 @@ async def rehearse(config: RunConfig, plan: RunPlan, template: ChatTemplate, row
     player = Player(
         config.rollout.model_copy(update={"retries": 0}),
         make_env=plan.make_env,
-        make_agent=lambda tools: plan.make_agent(script.saw(tools)),
+        make_agent=lambda tools: agent_of(plan.make_agent, row)(script.saw(tools)),
         open_session=sessions_of(endpoint),
     )
     seed = episode_seed(config.seed, Place(0, 0), 0)

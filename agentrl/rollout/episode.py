@@ -18,7 +18,7 @@ from agentrl.calling import Caller
 from agentrl.contract import checked_action, checked_parts, checked_reset, checked_step
 from agentrl.env import Env
 from agentrl.errors import AgentRLError, DeadlineExceeded, EngineError, InfrastructureError, LimitReached, SandboxLost
-from agentrl.rollout.session import MakeAgent, Session
+from agentrl.rollout.session import MakeAgent, Session, agent_of
 from agentrl.rollout.shares import checked_shares, share_out
 from agentrl.types import Episode, Message, Row, Sampled, Stop, Trajectory, Turn
 
@@ -123,7 +123,7 @@ async def _loop(
     observation, _ = checked_reset(await _timed(play, "env.reset", env.reset, seed=spec.seed))
     play.messages += copy.deepcopy(observation)
     play.side = "agent"
-    agent: Agent = make_agent(env.tools)
+    agent: Agent = agent_of(make_agent, spec.row)(env.tools)
     while True:
         on_act()
         action = checked_action(await _timed(play, "agent.act", agent.act, observation, session))

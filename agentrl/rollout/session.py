@@ -78,5 +78,19 @@ OpenSession = Callable[[SessionSpec], Session]
 """Opens a session; the conductor binds the endpoint to it."""
 MakeEnv = Callable[[Row], Env]
 """A fresh environment from a data row."""
-MakeAgent = Callable[[Sequence["Tool"]], Agent]
+MakeOneAgent = Callable[[Sequence["Tool"]], Agent]
 """A fresh agent, given the environment's tools after `reset`; an `Agent` class is one."""
+
+
+class AgentByRow(NamedTuple):
+    """Of a mixture: which agent plays a row."""
+
+    of: Callable[[Row], MakeOneAgent]
+
+
+MakeAgent = MakeOneAgent | AgentByRow
+
+
+def agent_of(make_agent: MakeAgent, row: Row) -> MakeOneAgent:
+    """How the agent that plays `row` is made."""
+    return make_agent.of(row) if isinstance(make_agent, AgentByRow) else make_agent

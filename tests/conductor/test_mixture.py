@@ -13,6 +13,7 @@ from agentrl.config import load, to_toml
 from agentrl.data import env_of
 from agentrl.envs.guess_number import GuessNumber
 from agentrl.errors import ConfigError
+from agentrl.rollout.session import AgentByRow, agent_of
 from tests.conductor.kit import RUN, finished, lines, make_place, start
 
 MIXED = """
@@ -59,6 +60,40 @@ def test_rows_of_each_go_to_each(place: Path) -> None:
     assert tomllib.loads((place / "kept.toml").read_text())["env"]["path"].endswith("agentrl.envs.bargain:Bargain")
 
 
+OWN = """
+from agentrl.agent import Agent
+
+class Terse(Agent):
+    def __init__(self, tools=(), *, limit=8):
+        super().__init__(tools)
+        self.limit = limit
+"""
+
+
+def test_a_part_may_have_an_agent_of_its_own(place: Path) -> None:
+    (place / "terse.py").write_text(OWN)
+    own = 'args = {guesses = 2}\nagent = {path = "terse.py:Terse", args = {limit = 3}}'
+    (place / "run.toml").write_text(MIXED.replace("args = {guesses = 2}", own))
+    config = load(RunConfig, place / "run.toml")
+    plan = plan_run(config, 0)
+    assert isinstance(plan.make_agent, AgentByRow)
+    made = [agent_of(plan.make_agent, row)([]) for row in (plan.eval_rows[0], plan.eval_rows[-1])]
+    assert [type(agent).__name__ for agent in made] == ["Terse", "InTurn"]
+    assert made[0].limit == 3  # type: ignore[attr-defined]
+    (place / "kept.toml").write_text(to_toml(config))
+    assert load(RunConfig, place / "kept.toml") == config
+
+    (place / "run.toml").write_text(MIXED.replace("args = {guesses = 2}", own.replace("limit", "limti")))
+    misspelt = load(RunConfig, place / "run.toml")
+    with pytest.raises(ConfigError, match="limti"):
+        plan_run(misspelt, 0)
+    other = 'name = "haggle"\nagent = {path = "terse.py:Terse"}'
+    both = MIXED.replace("args = {guesses = 2}", own).replace('name = "haggle"', other)
+    (place / "run.toml").write_text(both)
+    with pytest.raises(ConfigError, match=r"\[agent\] has no effect where each \[\[env\]\] has an agent"):
+        load(RunConfig, place / "run.toml")
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -82,18 +117,35 @@ def test_what_cannot_be_mixed_is_told(place: Path, change: tuple[str, str], says
     assert says in str(told.value)
 
 
+CUT = """
+from agentrl.agent import Agent
+
+class Cut(Agent):
+    async def act(self, observation, client):
+        self.messages += observation
+        reply = await client.chat.completions.create(model="policy", messages=self.messages, max_tokens=4)
+        self.messages.append(reply.choices[0].message.model_dump(exclude_none=True))
+        return self.messages[-1]
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_mixed_run_has_figures_of_each(tmp_path: Path) -> None:
     place = make_place(tmp_path)
     part = '[[env]]\npath = "env.py:Bright"\nname = "{}"\nweight = {}\n'
-    text = RUN.replace('[env]\npath = "env.py:Bright"\n', part.format("one", 1) + part.format("two", 2))
+    two = part.format("two", 2) + 'agent = {path = "terse.py:Cut"}\n'
+    text = RUN.replace('[env]\npath = "env.py:Bright"\n', part.format("one", 1) + two)
     assert "[[env]]" in text
+    (place / "terse.py").write_text(CUT)
     (place / "run.toml").write_text(text)
     code, said = finished(start(place, "train", "run.toml"), seconds=400)
     assert code == 0, said
     run = place / "runs/r"
     seen = {name for line in lines(run, "step") for name in line.get("envs", {})}
     assert seen == {"one", "two"}
+    lengths = [line["envs"]["two"]["length"] for line in lines(run, "step") if "two" in line.get("envs", {})]
+    assert max(lengths) <= 8, "two turns of four tokens: it is played by the agent of its own"
+    assert max(line["envs"]["one"]["length"] for line in lines(run, "step") if "one" in line.get("envs", {})) > 8
     first, *_ = lines(run, "eval")
     assert {name: figures["eval_scored"] for name, figures in first["envs"].items()} == {"one": 3.0, "two": 3.0}
