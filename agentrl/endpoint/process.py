@@ -12,4 +12,4 @@ def collect_seldom() -> None:
     before.
     """
     gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
+    gc.set_threshold(10_000, 10, 10)

@@ -84,7 +84,6 @@ class Session:
         self.terms = terms
         self.api_key = key
         self.failure: AgentRLError | None = None
-        self.chat = _Chat(self)
         self._endpoint = endpoint
         self._engine: Engine = endpoint.engine
         self._renderer: Renderer = endpoint.renderer
@@ -106,6 +105,11 @@ class Session:
     def base_url(self) -> str:
         """Where this session is served over HTTP; ContractError before `Endpoint.start`."""
         return f"{self._endpoint.url}/s/{self.api_key}/v1"
+
+    @property
+    def chat(self) -> Chat:
+        """`session.chat.completions.create` is the direct way in."""
+        return Chat(self)  # made anew: a session that refers to itself would outlive its episode
 
     def openai(self) -> AsyncOpenAI:
         """A real OpenAI client for this session; all sessions share its connections."""
@@ -352,7 +356,7 @@ async def _all(calls: Sequence[Coroutine[Any, Any, Completion]]) -> list[Complet
             task.cancel()  # the first failure ends the others
 
 
-class _Chat:
+class Chat:
     """`session.chat`."""
 
     def __init__(self, session: Session) -> None:
