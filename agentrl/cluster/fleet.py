@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import aiohttp
 
-from agentrl.cluster.hub import Hub, Member
+from agentrl.cluster.beats import Member
+from agentrl.cluster.hub import Hub
 from agentrl.cluster.protocol import Drop, EngineTask, Fetch, Source
 from agentrl.cluster.spread import spread
 from agentrl.conductor.desk import Desk

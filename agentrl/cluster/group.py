@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from agentrl.cluster.beats import Member
 from agentrl.cluster.files import fetch
-from agentrl.cluster.hub import Hub, Member, slots
+from agentrl.cluster.hub import Hub, slots
 from agentrl.cluster.protocol import Source, TrainerTask
 from agentrl.conductor.cause import Death, is_consequence
 from agentrl.conductor.feed import CommitRequest, Phase

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -17,36 +16,11 @@ import aiohttp
 from aiohttp import web
 
 from agentrl import __version__
+from agentrl.cluster.beats import Beats, Member
 from agentrl.cluster.files import Shelf, answer, guard, open_http, read_body
 from agentrl.cluster.options import ClusterOptions
-from agentrl.cluster.protocol import Beat, Join, Joined, Orders, Role, Task, Welcome
+from agentrl.cluster.protocol import Join, Joined, Leave, Role, Welcome
 from agentrl.errors import ConfigError
-
-TICK = 0.2
-STARVED_SECONDS = 1.0
-"""If this process itself was stopped for so long, nobody's silence counts over that time."""
-
-
-class Member:
-    """A worker that has joined."""
-
-    def __init__(self, lease: str, join: Join) -> None:
-        self.lease, self.join = lease, join
-        self.heard = time.monotonic()
-        self.beat = Beat(lease=lease)
-        self.task: Task | None = None
-        self.gone = ""
-        """Why it is lost; empty while it is there."""
-
-    @property
-    def name(self) -> str:
-        """For people."""
-        return f"{self.join.role} worker {self.join.name}"
-
-    @property
-    def on_task(self) -> bool:
-        """Whether its last beat was about the present task."""
-        return self.task is not None and self.beat.generation == self.task.generation
 
 
 class Hub:
@@ -83,6 +57,8 @@ class Hub:
         self._probe = ""
         self._runner: web.AppRunner | None = None
         self._http: aiohttp.ClientSession | None = None
+        self._beats = Beats(token, self._members, options.lost_seconds, self.lose)
+        self._beat_port = 0
         self.lost = 0
 
     async def start(self, apps: dict[str, web.Application]) -> str:
@@ -95,7 +71,6 @@ class Hub:
             [
                 web.get("/", self._welcome),
                 web.post("/join", self._join),
-                web.post("/beat", self._beat),
                 web.post("/leave", self._leave),
             ]
         )
@@ -118,6 +93,7 @@ class Hub:
             ) from error
         host, port = self._runner.addresses[0][:2]
         self.url = f"http://{host}:{port}"
+        self._beat_port = await self._beats.start(self.options.host, self.options.port and self.options.port + 1)
         self._http = open_http(self.token)
         return self.url
 
@@ -129,10 +105,12 @@ class Hub:
 
     async def stop(self) -> None:
         """Tell the workers that the run is over, and stop listening."""
-        members, self._members = list(self._members.values()), {}
+        members = list(self._members.values())
+        self._members.clear()
         if self._http is not None:
             await asyncio.gather(*(self._dismiss(member) for member in members))
             await self._http.close()
+        await self._beats.stop()
         if self._runner is not None:
             await self._runner.cleanup()
         if self._probe_dir is not None:
@@ -155,17 +133,11 @@ class Hub:
 
     async def run(self) -> None:
         """Watch the beats until cancelled."""
-        last = time.monotonic()
-        while True:
-            await asyncio.sleep(TICK)
-            now = time.monotonic()
-            starved, last = now - last - TICK, now
-            for member in list(self._members.values()):
-                if starved > STARVED_SECONDS:
-                    member.heard += starved
-                silence = now - member.heard
-                if silence > self.options.lost_seconds:
-                    self.lose(member, f"not heard of for {silence:.1f} s")
+        self._beats.watching = True
+        try:
+            await self._beats.failed()
+        finally:
+            self._beats.watching = False
 
     # --- what workers ask
 
@@ -190,18 +162,10 @@ class Hub:
         lease = f"{join.role}-{next(self._numbers)}-{secrets.token_hex(8)}"
         self._members[lease] = Member(lease, join)
         self._note(f"{join.role} worker {join.name} joined from {join.host}")
-        return answer(200, Joined(lease=lease).model_dump())
-
-    async def _beat(self, request: web.Request) -> web.StreamResponse:
-        beat = await read_body(Beat, request)
-        member = self._members.get(beat.lease)
-        if member is None:
-            return answer(410, {"error": f"lease {beat.lease} is over: end what runs, and join again"})
-        member.heard, member.beat = time.monotonic(), beat
-        return answer(200, Orders(task=member.task).model_dump(mode="json"))
+        return answer(200, Joined(lease=lease, beats=self._beat_port).model_dump())
 
     async def _leave(self, request: web.Request) -> web.StreamResponse:
-        member = self._members.get((await read_body(Joined, request)).lease)
+        member = self._members.get((await read_body(Leave, request)).lease)
         if member is not None:
             self.lose(member, "it left")
         return answer(200, {})

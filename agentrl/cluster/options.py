@@ -37,8 +37,8 @@ class ClusterOptions(BaseModel):
     """Processes that play episodes. 0: the conductor plays them itself."""
     host: str = "127.0.0.1"
     """The address to listen on for workers: this machine's in the cluster's private network."""
-    port: int = Field(7700, ge=0, le=65535)
-    """The port for workers; 0 for any free one."""
+    port: int = Field(7700, ge=0, le=65534)
+    """The port for workers, whose beats come to the next one; 0 for any two free ones."""
     token_file: Path | None = None
     """A file with the secret that all workers know; $AGENTRL_CLUSTER_TOKEN where not set."""
     shared_disk: bool = False

@@ -1,7 +1,8 @@
 """What workers and the conductor say to each other: JSON over HTTP, every request with the cluster's token.
 
     POST /cluster/join    Join → Joined            a worker is there; it is named by a lease that no other one ever has
-    POST /cluster/beat    Beat → Orders            every second: what it does → what it is to do
+    POST /cluster/leave   Leave → {}               it goes
+    POST /beat            Beat → Orders            every second, at a port of its own: what it does → what it is to do
     /feed/…                                        the trainer's feed, see docs/architecture.md
     /rollout/…                                     episodes to play, see agentrl/cluster/rollouts.py
     GET  /files/{name}, /files/{name}/{path}       folders by name, with a checksum a file; every worker serves them too
@@ -58,6 +59,14 @@ class Welcome(_Wire):
 
 class Joined(_Wire):
     """Answer to `Join`."""
+
+    lease: str
+    beats: int
+    """The port of the conductor's host where beats are heard."""
+
+
+class Leave(_Wire):
+    """A worker goes by itself."""
 
     lease: str
 

@@ -36,6 +36,7 @@ from agentrl.cluster.protocol import (
     EngineTask,
     Join,
     Joined,
+    Leave,
     Orders,
     Role,
     Task,
@@ -144,7 +145,7 @@ class Worker:
         self._changed = asyncio.Event()
         self._run: Run | None = None
         self._good_until = 0.0
-        self._address = ""
+        self._address = self._beats = ""
         self._store: Store | None = None
 
     async def run(self) -> int:
@@ -174,7 +175,7 @@ class Worker:
         told = ""
         while not self._over.is_set():
             try:
-                lease, welcome = await self._join()
+                joined, welcome = await self._join()
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:  # also another server's answer
                 if time.monotonic() - asked_since > self._options.patience:
                     raise ConfigError(
@@ -186,9 +187,10 @@ class Worker:
                     _say(f"waits for a conductor at {self._conductor} ({error})")
                 await self._pause(1.0)
                 continue
-            _say(f"joined run {welcome.run!r} as {lease}")
+            _say(f"joined run {welcome.run!r} as {joined.lease}")
+            self._beats = f"http://{urlsplit(self._conductor).hostname}:{joined.beats}/beat"
             try:
-                await self._work(lease, welcome)
+                await self._work(joined.lease, welcome)
             except LeaseOver as error:
                 _say(f"{error}; it ends what it runs and joins again")
             finally:
@@ -197,7 +199,7 @@ class Worker:
 
     # --- the lease
 
-    async def _join(self) -> tuple[str, Welcome]:
+    async def _join(self) -> tuple[Joined, Welcome]:
         async with self._http.get(f"{self._conductor}/cluster/", timeout=_total(10.0)) as response:
             if response.status == 401:
                 raise ConfigError(f"{self._conductor} refused the token: it is not that of the conductor's cluster")
@@ -223,7 +225,7 @@ class Worker:
             if response.status == 409:
                 raise ConfigError(str(answered["error"]))
             response.raise_for_status()
-        return Joined.model_validate(answered).lease, welcome
+        return Joined.model_validate(answered), welcome
 
     async def _work(self, lease: str, welcome: Welcome) -> None:
         fence = welcome.lost_seconds * 2 / 3
@@ -241,7 +243,7 @@ class Worker:
             self._changed.clear()
             await self._pause(BEAT_SECONDS)
         with suppress(aiohttp.ClientError, TimeoutError):
-            leaving = Joined(lease=lease).model_dump_json()
+            leaving = Leave(lease=lease).model_dump_json()
             async with self._http.post(f"{self._conductor}/cluster/leave", data=leaving, timeout=_total(ASK_SECONDS)):
                 pass
 
@@ -257,9 +259,7 @@ class Worker:
                     "text": run.text[-4000:],
                 }
             )
-        async with self._http.post(
-            f"{self._conductor}/cluster/beat", data=beat.model_dump_json(), timeout=_total(seconds)
-        ) as response:
+        async with self._http.post(self._beats, data=beat.model_dump_json(), timeout=_total(seconds)) as response:
             body = await response.read()
             if response.status != 200:
                 raise LeaseOver(f"the conductor answered {response.status}: {body[:200].decode(errors='replace')}")

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
+import json
+import threading
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -22,15 +26,18 @@ TOKEN = "a-token-for-the-tests-only"
 
 class Setup:
     def __init__(self, hub: Hub, notes: list[str]) -> None:
-        self.hub, self.notes = hub, notes
+        self.hub, self.notes, self.beats = hub, notes, 0
 
     async def post(self, path: str, body: dict[str, Any], token: str = TOKEN) -> tuple[int, dict[str, Any]]:
-        async with open_http(token) as http, http.post(f"{self.hub.url}/cluster{path}", json=body) as response:
+        url = f"http://127.0.0.1:{self.beats}" if path == "/beat" else f"{self.hub.url}/cluster"
+        async with open_http(token) as session, session.post(f"{url}{path}", json=body) as response:
             return response.status, await response.json()
 
     async def join(self, role: str = "engine", **other: Any) -> tuple[int, dict[str, Any]]:
         join = {"role": role, "address": "http://127.0.0.1:9", "host": "127.0.0.1", "name": "x", "version": __version__}
-        return await self.post("/join", {**join, **other})
+        status, body = await self.post("/join", {**join, **other})
+        self.beats = body.get("beats", self.beats)
+        return status, body
 
 
 @pytest.fixture
@@ -61,6 +68,31 @@ async def test_a_silent_worker_is_lost_and_its_lease_never_comes_back(setup: Set
     assert "join again" in body["error"]
 
 
+async def test_a_busy_conductor_loses_nobody_who_beats_and_hears_of_who_does_not(setup: Setup) -> None:
+    (_, alive), (_, silent) = await setup.join(), await setup.join()
+    over, answers = threading.Event(), []
+
+    def beat_on() -> None:
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        while not over.wait(0.2):
+            connection = http.client.HTTPConnection("127.0.0.1", setup.beats, timeout=5)
+            connection.request("POST", "/beat", json.dumps({"lease": alive["lease"]}), headers)
+            answers.append(connection.getresponse().status)
+            connection.close()
+
+    thread = threading.Thread(target=beat_on)
+    thread.start()
+    end = time.monotonic() + 3.0
+    while time.monotonic() < end:  # longer than `lost_seconds`, and nothing of the conductor's own loop runs
+        sum(range(1000))
+    await asyncio.sleep(0.05)
+    assert answers.count(200) == len(answers) >= 3
+    assert [member.lease for member in setup.hub.members("engine")] == [alive["lease"]]
+    assert (await setup.post("/beat", {"lease": silent["lease"]}))[0] == 410
+    over.set()
+    thread.join()
+
+
 async def test_who_leaves_is_gone_at_once(setup: Setup) -> None:
     _, joined = await setup.join()
     (member,) = setup.hub.members("engine")
@@ -81,7 +113,7 @@ async def test_who_does_not_belong_is_told_why(setup: Setup) -> None:
 
 
 async def test_the_probe_is_read_where_the_disk_is_shared(setup: Setup, tmp_path: Path) -> None:
-    async with open_http(TOKEN) as http, http.get(f"{setup.hub.url}/cluster/") as response:
+    async with open_http(TOKEN) as session, session.get(f"{setup.hub.url}/cluster/") as response:
         welcome = await response.json()
     assert welcome["probe"] == str(tmp_path / ".shared")
     assert (await setup.join("trainer", probe=(tmp_path / ".shared").read_text()))[0] == 200

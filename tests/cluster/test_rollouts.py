@@ -71,8 +71,10 @@ class Cluster:
         """Join; the lease and the generation of its task."""
         join = {"role": "rollout", "address": "http://127.0.0.1:9", "host": "127.0.0.1", "name": "x"}
         _, joined = await self.post("/cluster/join", version=__version__, **join)
+        beats = f"http://127.0.0.1:{joined['beats']}/beat"
         while True:
-            _, orders = await self.post("/cluster/beat", lease=joined["lease"])
+            async with open_http(TOKEN) as http, http.post(beats, json={"lease": joined["lease"]}) as response:
+                orders = await response.json()
             if orders["task"] is not None:
                 return joined["lease"], orders["task"]["generation"]
             await asyncio.sleep(0.02)
