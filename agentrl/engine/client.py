@@ -347,7 +347,7 @@ class EngineClient:
         return {f"{rank}/{name}": str(sum_) for rank, r in enumerate(ranks) for name, sum_ in r["checksums"].items()}
 
     async def abort(self, rid: str) -> None:
-        """End a request; unknown ids are no error. Remembered while paused."""
+        """End the requests whose ids begin so; unknown ids are no error. Remembered while paused."""
         if self._paused:
             self._aborted_in_pause.append(rid)
         await self._control("/abort_request", {"rid": rid}, f"the abort of {rid}", 5.0)

@@ -121,6 +121,22 @@ async def test_requests_that_arrive_during_a_pause_run_afterwards(client: Engine
     _check(done, {new: models.folders[2]})
 
 
+async def test_an_update_during_prefill(client: EngineClient, models: Models) -> None:
+    """Prompts of 900 tokens are being read when the weights change: no token mixes two versions."""
+    assert client.version is not None
+    folder_of = {client.version: models.folders[0]}
+    prompts = [[*range(3, 200), *([9 + i] * 703)] for i in range(6)]
+    tasks = [asyncio.create_task(client.generate(request(f"p{i}", p, max_tokens=3))) for i, p in enumerate(prompts)]
+    for i in (1, 2):
+        await asyncio.sleep(0.02)
+        new = models.next_version()
+        folder_of[new] = models.folders[i]
+        await _publish(client, models.folders[i], new)
+    for prompt, done in zip(prompts, await asyncio.gather(*tasks), strict=True):
+        assert len(done.tokens) == 3
+        _check(done, folder_of, prompt)
+
+
 async def test_cancelled_requests_leave_the_engine(client: EngineClient, server: EngineServer) -> None:
     tasks = [asyncio.create_task(client.generate(request(f"c{i}", PROMPT, max_tokens=900))) for i in range(8)]
     await _until_running(client, 4)

@@ -158,9 +158,10 @@ class App:
         )
 
     async def abort(self, request: web.Request) -> web.Response:
-        """End one request, or all, with what it has; also while paused."""
+        """End the requests whose ids begin with the one given (as SGLang does), or all; also while paused."""
         body = await read(request, AbortBody)
-        await self._between_steps(lambda: self.scheduler.abort(lambda x: body.abort_all or x.rid == body.rid))
+        begun = body.rid or "\0"  # no id is none, not all
+        await self._between_steps(lambda: self.scheduler.abort(lambda x: body.abort_all or x.rid.startswith(begun)))
         return answer({})
 
     # -- weights -----------------------------------------------------------------------------------------------------
