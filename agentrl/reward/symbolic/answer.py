@@ -10,6 +10,7 @@ import sympy
 
 from agentrl.reward.symbolic.expression import Parser
 from agentrl.reward.symbolic.numeric import identical
+from agentrl.reward.symbolic.residues import residues
 from agentrl.reward.symbolic.tokens import Token, Unreadable, tokenize
 from agentrl.reward.symbolic.units import split_unit
 from agentrl.reward.symbolic.values import (
@@ -69,7 +70,7 @@ def readings(text: str) -> list[Value]:
     text = _trimmed(text)
     if not text:
         raise Unreadable("nothing is written")
-    if (special := _special(text)) is not None:
+    if (special := _special(text) or residues(text, _answer)) is not None:
         return [special]
     first = _answer(tokenize(text))
     if not re.search(r"\d,\d{3}", text):

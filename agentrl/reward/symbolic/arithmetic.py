@@ -7,7 +7,7 @@ from typing import Any
 import sympy
 
 from agentrl.reward.symbolic.tokens import Unreadable
-from agentrl.reward.symbolic.values import Braces, Bracket, Expr, Matrix, RealSet, Scalar, Value
+from agentrl.reward.symbolic.values import Braces, Bracket, Expr, Listing, Matrix, RealSet, Scalar, Text, Value
 
 LARGEST_BITS = 40_000
 """An integer power or factorial of more bits stays a symbol: it is never worked out."""
@@ -56,7 +56,7 @@ SETS: dict[str, Any] = {
 
 
 def number(value: Any) -> Expr:
-    if isinstance(value, Bracket | Matrix | Braces | RealSet) or value is None:
+    if isinstance(value, Bracket | Matrix | Braces | RealSet | Listing | Text) or value is None:
         raise Unreadable("a calculation with what is no number")
     return value.expr if isinstance(value, Scalar) else value
 

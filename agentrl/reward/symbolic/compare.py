@@ -21,6 +21,7 @@ from agentrl.reward.symbolic.values import (
     Named,
     Ratio,
     RealSet,
+    Residues,
     Scalar,
     Text,
     Value,
@@ -74,6 +75,9 @@ def _same_kind(a: Value, b: Value, rules: Rules) -> bool:
             for left, right in zip(a.rows, b.rows, strict=True)
             for x, y in zip(left, right, strict=True)
         )
+    if isinstance(a, Residues) and isinstance(b, Residues):
+        named = not a.name or not b.name or a.name == b.name
+        return named and (a.classes, a.modulus) == (b.classes, b.modulus)
     if isinstance(a, Inequality) and isinstance(b, Inequality):
         return _inequalities(a, b)
     return False

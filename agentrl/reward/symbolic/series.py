@@ -1,4 +1,4 @@
-"""Sums and products with written bounds, and matrices: constructs of several parts, read with the parser's help."""
+"""Sums and products, and matrices: constructs of several parts, read with the parser's help."""
 
 from __future__ import annotations
 
@@ -29,17 +29,31 @@ def series(parser: Parser, name: str) -> Expr:
     parser.expect("}")
     parser.expect("^")
     last = parser.exponent()
-    if not (first.is_Integer and last.is_Integer):
-        raise Unreadable(f"\\{name} from {first} to {last}: both must be whole numbers")
-    if last - first >= MOST_TERMS:
+    written = first.is_Integer and last.is_Integer
+    if written and last - first >= MOST_TERMS:
         raise Unreadable(f"\\{name} of {last - first + 1} terms, at most {MOST_TERMS} are worked out")
-    symbol = sympy.Dummy(index.text)
+    symbol = sympy.Dummy(index.text, integer=True)
     before, parser.bound = parser.bound, {**parser.bound, index.text: symbol}
     body = number(parser.term())
     parser.bound = before
+    if not written:
+        return _closed(name, body, (symbol, first, last))
     terms = [body.subs(symbol, at) for at in range(int(first), int(last) + 1)]
     result: Expr = sympy.Add(*terms) if name == "sum" else sympy.Mul(*terms)
     return result
+
+
+def _closed(name: str, body: Expr, bounds: tuple[Expr, Expr, Expr]) -> Expr:
+    """A sum or product to `n` or to infinity, where it has a closed form; letters in it are whole numbers, n >= 1."""
+    whole = {
+        s: sympy.Dummy(str(s), integer=True, positive=True) for s in bounds[1].free_symbols | bounds[2].free_symbols
+    }
+    back = {dummy: symbol for symbol, dummy in whole.items()}
+    bounds = (bounds[0], bounds[1].subs(whole), bounds[2].subs(whole))
+    summed: Expr = (sympy.Sum if name == "sum" else sympy.Product)(body.subs(whole), bounds).doit()
+    if summed.has(sympy.Sum, sympy.Product, sympy.oo, sympy.zoo, sympy.nan, sympy.Piecewise):
+        raise Unreadable(f"\\{name} from {bounds[1]} to {bounds[2]} without a closed form")
+    return summed.subs(back)
 
 
 def matrix(parser: Parser, environment: str) -> Any:

@@ -49,20 +49,24 @@ _MIXED = re.compile(r"(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.,/^!])")
 _CHOICES = tuple(
     re.compile(form)
     for form in (
-        r"(?:\{\}\s*|(?<![\w)\]}])(?<![\w)\]}] ))[_^]\s*(?:\{(\w+)\}|(\w))\s*C\s*_\s*(?:\{(\w+)\}|(\w))",
-        r"(?<![\w\\])(\d+)()\s*C\s*(\d+)()(?!\w)",
-        r"(?<![\w\\])(?:n?C|nCr|\\binom)()\(([^(),{}]+),([^(),{}]+)()\)",
-        r"(?<![\w\\])C()_\{?(\d+)\}?\^\{?(\d+)()\}?",
+        r"(?:\{\}\s*|(?<![\w)\]}])(?<![\w)\]}] ))[_^]\s*(?:\{(\w+)\}|(\w))\s*([CP])\s*_\s*(?:\{(\w+)\}|(\w))",
+        r"(?<![\w\\])(\d+)()\s*([CP])\s*(\d+)()(?!\w)",
+        r"(?<![\w\\])(?:n?(C)|nCr|n(P)r?|\\binom)()\(([^(),{}]+),([^(),{}]+)()\)",
+        r"(?<![\w\\])(C)()_\{?(\d+)\}?\^\{?(\d+)()\}?",
     )
 )
-"""How binomial coefficients are written besides `\binom`: `{}_5C_2`, `^5C_2`, `5C2`, `C(5,2)`, `nCr(5,2)`, `C_5^2`."""
+"""How binomial coefficients are written besides `\binom`: `{}_5C_2`, `^5C_2`, `5C2`, `C(5,2)`, `nCr(5,2)`, `C_5^2`; and
+numbers of permutations: `{}_5P_2`, `^5P_2`, `5P2`, `nPr(5,2)` (`P(5,2)` is a point, or a probability)."""
 
 
 def _chosen(found: re.Match[str]) -> str:
-    above, below = (found[1] or found[2]).strip(), (found[3] or found[4]).strip()
+    parts = [part.strip() for part in found.groups() if part]
+    above, below = (part for part in parts if part not in {"C", "P"})
     # `C(2,3)` is a point.
     if above.isdecimal() and below.isdecimal() and int(above) < int(below):
         return found[0]
+    if "P" in parts:
+        return f"\\frac{{({above})!}}{{({above}-({below}))!}}"
     return f"\\binom{{{above}}}{{{below}}}"
 
 

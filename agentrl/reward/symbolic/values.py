@@ -93,4 +93,13 @@ class Ratio:
     clock: str = ""
 
 
-Value = Scalar | Matrix | Text | Bracket | Braces | Listing | RealSet | Named | Equation | Inequality | Ratio
+@dataclass(frozen=True)
+class Residues:
+    """Whole numbers by what they leave modulo `modulus`, in smallest form; `name` is the variable, or ""."""
+
+    name: str
+    classes: frozenset[int]
+    modulus: int
+
+
+Value = Scalar | Matrix | Text | Bracket | Braces | Listing | RealSet | Named | Equation | Inequality | Ratio | Residues
