@@ -5,7 +5,9 @@ from __future__ import annotations
 import http.client
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -22,6 +24,8 @@ COMMIT_SECONDS = 3600.0
 """How long the conductor may take to fetch a checkpoint's parts."""
 PATIENCE_SECONDS = 10.0
 """How long a feed that refuses connections is asked again before the trainer gives up."""
+FETCHES = 8
+"""Groups of a batch that one rank asks for at a time."""
 BEAT_SECONDS = 5.0
 MAX_TRACE_BYTES = 48 << 20
 """Below what the feed accepts; about 10 million tokens of one rank."""
@@ -61,6 +65,27 @@ class Feed:
         """One group of a take, without its messages."""
         _, body = self._call("GET", f"/take/{take}/group/{group}", None, (200,))
         return decode_group(body)
+
+    def groups(self, take: int, groups: Sequence[int]) -> dict[int, Group]:
+        """Several groups of a take, a few at a time: a busy conductor lets each answer wait."""
+        todo, found = deque(groups), dict[int, Group]()
+
+        def some() -> None:
+            feed = Feed(self.url, self._token, patience=self._patience, answer=self._answer)
+            try:
+                while todo:
+                    try:
+                        group = todo.popleft()
+                    except IndexError:
+                        return  # another thread had the last one
+                    found[group] = feed.group(take, group)
+            finally:
+                feed.close()
+
+        with ThreadPoolExecutor(FETCHES, thread_name_prefix="fetch") as pool:
+            for done in [pool.submit(some) for _ in range(min(FETCHES, len(groups)))]:
+                done.result()
+        return found
 
     def weights(self, step: int, version: Version, path: str, seconds: float) -> None:
         """A whole folder of weights is at `path`."""

@@ -140,7 +140,8 @@ class Trainer:
         """The groups that this rank's passes need, by place in the manifest."""
         rank = self.backend.rank
         places = sorted({item.group for minibatch in plan.passes for p in minibatch[rank] for item in p})
-        return {place: self.feed.group(taken.take, taken.groups[place].id) for place in places}
+        found = self.feed.groups(taken.take, [taken.groups[place].id for place in places])
+        return {place: found[taken.groups[place].id] for place in places}
 
     def pack(self, taken: Manifest, plan: Plan, groups: dict[int, Group]) -> list[list[Batch]]:
         """Credit, then tensors: this rank's passes of each minibatch."""

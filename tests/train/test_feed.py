@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Awaitable, Callable
 
 import numpy as np
 import orjson
 import pytest
+from aiohttp import web
 
 from agentrl.conductor.feed import (
     Batch,
@@ -21,11 +23,12 @@ from agentrl.conductor.feed import (
 )
 from agentrl.errors import RunError
 from agentrl.train import manifest
-from agentrl.train.feed import Feed, Over, Phases
+from agentrl.train.feed import FETCHES, Feed, Over, Phases
 from agentrl.types import Version
 from agentrl.wire import decode_group, encode_group
 from tests.train.drawing import random_group
 
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 GROUP = random_group(5, np.random.default_rng(0))
 
 
@@ -92,6 +95,50 @@ async def test_every_call_of_the_feed() -> None:
     finally:
         await server.stop()
     assert [type(s) for s in events.seen] == [WeightsReady, StepMetrics, CheckpointReady, Phase]
+
+
+async def test_groups_are_fetched_a_few_at_a_time() -> None:
+    """A conductor that lets each answer wait 50 ms, as a busy one does."""
+    groups = [random_group(number, np.random.default_rng(number)) for number in range(1, 25)]
+    asked, most = 0, 0
+
+    class Many(Source):
+        async def take(self, step: int, version: Version, wait: float) -> Batch | None:
+            return Batch(7, groups, {})
+
+    @web.middleware
+    async def busy(request: web.Request, handler: Handler) -> web.StreamResponse:
+        nonlocal asked, most
+        asked += 1
+        most = max(most, asked)
+        await asyncio.sleep(0.05)
+        asked -= 1
+        return await handler(request)
+
+    server = FeedServer(Many(), Events(), routes=lambda app: app.middlewares.append(busy))
+    url = await server.start()
+    await server.begin(1)
+
+    def client() -> float:
+        feed = Feed(url, server.token)
+        feed.take(1, Version(1, 0))
+        begin = time.monotonic()
+        found = feed.groups(7, [group.id for group in groups])
+        seconds = time.monotonic() - begin
+        assert found == {group.id: decode_group(encode_group(group, messages=False)) for group in groups}
+        assert feed.groups(7, []) == {}
+        with pytest.raises(RunError, match=r"404.*group 99"):
+            feed.groups(7, [1, 99, 2])
+        feed.close()
+        return seconds
+
+    try:
+        seconds = await asyncio.to_thread(client)
+    finally:
+        await server.stop()
+    assert 1 < most <= FETCHES
+    assert seconds < 24 * 0.05
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("fetch")]
 
 
 async def test_phases_beat_at_every_change() -> None:
