@@ -9,6 +9,7 @@ A row is `{"numbers", "target"}`. An expression that uses the right numbers and 
 from __future__ import annotations
 
 import ast
+import itertools
 import random
 import zlib
 from collections.abc import Iterator
@@ -86,6 +87,25 @@ class Countdown(Env):
             return Step([], 0.0, True, False, {"reason": f"uses the numbers {used}"})
         right = value == self.row["target"]
         return Step([], 1.0 if right else self.partial, True, False, {"reason": "right" if right else f"makes {value}"})
+
+    def oracle(self, messages: list[Message]) -> str | None:
+        """An expression that makes the target, found by trying; None where there is none."""
+        found = solve([(Fraction(number), str(number)) for number in self.row["numbers"]], Fraction(self.row["target"]))
+        return found if found is None or self.marker is Marker.WHOLE else f"\\boxed{{{found}}}"
+
+
+def solve(terms: list[tuple[Fraction, str]], target: Fraction) -> str | None:
+    """An expression of all the terms, each a value and how it is written, that has the target's value."""
+    if len(terms) == 1:
+        return terms[0][1] if terms[0][0] == target else None
+    for i, j in itertools.permutations(range(len(terms)), 2):
+        (a, left), (b, right) = terms[i], terms[j]
+        rest = [term for place, term in enumerate(terms) if place not in (i, j)]
+        values = {"+": a + b, "-": a - b, "*": a * b} | ({"/": a / b} if b else {})
+        for sign, value in values.items():
+            if found := solve([*rest, (value, f"({left} {sign} {right})")], target):
+                return found
+    return None
 
 
 def evaluate(expression: str) -> tuple[Fraction, list[int]]:

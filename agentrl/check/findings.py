@@ -72,7 +72,11 @@ class Code(enum.Enum):
     LEAKED_THREAD = ("leaked-thread", True, "End and join your threads in close.")
     LEAKED_PROCESS = ("leaked-process", True, "End and wait for your processes in close.")
     LEAKED_FILE = ("leaked-file", True, "Close files and sockets in close, or open them in a `with`.")
-    LEAKED_TEMPORARY = ("leaked-temporary", True, "Delete temporary files in close.")
+    LEAKED_TEMPORARY = (
+        "leaked-temporary",
+        True,
+        "Delete in close what an episode wrote; let what must stay go into one file.",
+    )
     CLOSE = ("close", True, "close is called once, also where reset failed or never ran: it must not raise.")
     ROWS = ("rows", True, "`rows(split, seed)` must give the same JSON rows for the same arguments.")
     ROWS_OVERLAP = ("rows-overlap", False, "Keep evaluation rows out of the training rows.")

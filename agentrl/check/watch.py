@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from agentrl.check.findings import Code, Findings
+from agentrl.check.written import written
 
 _STDLIB = sysconfig.get_path("stdlib")
 _SITE = sysconfig.get_path("purelib")
@@ -114,13 +115,13 @@ class Belongings(NamedTuple):
 
 
 def belongings(folder: str) -> Belongings:
-    """What is there now; files and processes where the system tells (Linux)."""
+    """What is there now; open files and processes where the system tells (Linux)."""
     return Belongings(
         {task for task in asyncio.all_tasks() if task is not asyncio.current_task()},
         {_thread(thread) for thread in threading.enumerate() if not thread.name.startswith("env-")},
         _children(),
         _open_files(),
-        set(os.listdir(folder)),
+        set(os.listdir(folder)) | written().left(),
     )
 
 
@@ -131,7 +132,7 @@ def report_growth(before: Belongings, after: Belongings, episodes: int, findings
         (Code.LEAKED_THREAD, "threads", before.threads, after.threads),
         (Code.LEAKED_PROCESS, "processes", before.processes, after.processes),
         (Code.LEAKED_FILE, "open files", before.files, after.files),
-        (Code.LEAKED_TEMPORARY, "temporary files", before.temporary, after.temporary),
+        (Code.LEAKED_TEMPORARY, "files that they made", before.temporary, after.temporary),
     ):
         left: set[Any] = set(new) - set(old)
         # More than before, too: a pool replaces what it lends, and is no larger for it.
@@ -184,11 +185,12 @@ def _listed(folder: str) -> list[str]:
 
 @contextmanager
 def temporary_folder() -> Iterator[str]:
-    """A folder of its own for everything that `tempfile` makes meanwhile."""
+    """A folder of its own for everything that `tempfile` makes meanwhile; what is made elsewhere is noted."""
     known, folder = tempfile.tempdir, tempfile.mkdtemp(prefix="agentrl-check-")
     tempfile.tempdir = folder
     try:
-        yield folder
+        with written().beside(folder):
+            yield folder
     finally:
         tempfile.tempdir = known
         shutil.rmtree(folder, ignore_errors=True)

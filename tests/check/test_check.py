@@ -6,7 +6,9 @@ import asyncio
 import os
 import sqlite3
 import time
+import uuid
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -224,3 +226,39 @@ def test_the_page_explains_every_code() -> None:
         kind = "error" if code.error else "warning"
         assert f"| `{code.label}` | {kind} |" in page
         assert code.remedy in page
+
+
+def test_files_that_are_left_anywhere_are_found_and_those_that_go_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules, "SETTLE_SECONDS", 0.05)  # what is left on purpose does not go away later
+
+    class Writes(Toy):
+        how = ""
+
+        async def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[list[Message], Info]:
+            self.path = tmp_path / f"{self.how}-{uuid.uuid4()}"
+            if self.how == "folder":
+                self.path.mkdir()
+            elif self.how == "renamed":
+                (tmp_path / "partial").write_text("x")
+                os.replace(tmp_path / "partial", self.path)
+            elif self.how == "database":
+                with closing(sqlite3.connect(self.path)) as base:
+                    base.executescript("PRAGMA synchronous=OFF; PRAGMA journal_mode=OFF; CREATE TABLE t (x)")
+            else:
+                self.path.write_text("x")
+            with (tmp_path / "all.log").open("a") as file:  # one for all of them is no leak
+                file.write("an episode\n")
+            return await super().reset(seed=seed, options=options)
+
+    class Tidies(Writes):
+        async def close(self) -> None:
+            if hasattr(self, "path"):
+                self.path.unlink(missing_ok=True)
+
+    for how in ("file", "folder", "renamed", "database"):
+        found = check_env(type(how, (Writes,), {"how": how}))
+        assert found.codes == {"leaked-temporary"}, how
+        assert str(tmp_path / how) in str(found)
+    assert check_env(Tidies).findings == ()

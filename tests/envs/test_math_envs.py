@@ -98,6 +98,15 @@ def test_every_row_of_math_single_can_be_answered() -> None:
         assert verify(f"\\boxed{{{row['answer']}}}", row["answer"]).correct is True, row
 
 
+async def test_the_oracle_of_countdown_finds_a_way() -> None:
+    for row in itertools.islice(Countdown.rows("eval", 3), 20):
+        for whole in (False, True):
+            env = Countdown(row, whole=whole)
+            (step,) = await play(env, env.oracle([]) or "")
+            assert step.reward == 1.0, row
+    assert Countdown({"numbers": [1, 1, 1], "target": 100}).oracle([]) is None
+
+
 def test_countdown_rows_have_a_solution() -> None:
     for row in itertools.islice(Countdown.rows("train", 2), 25):
         found = any(
