@@ -6,6 +6,7 @@ import functools
 import importlib
 import inspect
 import itertools
+import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,10 +16,11 @@ import pytest
 
 from agentrl.check import check_env, rules
 from agentrl.env import Env
+from agentrl.envs.black_box import BlackBox
 from agentrl.errors import ConfigError
 from agentrl.sandbox.options import SandboxOptions
 from agentrl.sandbox.pool import open_sandbox
-from agentrl.types import Row
+from agentrl.types import Message, Row
 from tests.check.mutations import OPERATORS, RELEASE, STARTED, Operator
 
 SHELF = Path(__file__).resolve().parents[2] / "envs"
@@ -37,7 +39,21 @@ def shelf() -> list[type[Env]]:
     return found
 
 
-ENVS = [env_class for env_class in shelf() if env_class.__name__ != "BlackBox"]  # plays a program that a row names
+class Judged(BlackBox):
+    """The black box's half with what its user brings: rows, and a reward that judges the answer."""
+
+    def __init__(self, row: Row) -> None:
+        super().__init__(row, reward="agentrl.reward.math:MathReward")
+
+    @classmethod
+    def rows(cls, split: str, seed: int) -> Iterator[Row]:
+        return ({"question": f"{n} + 2?", "answer": str(n + 2), "split": split} for n in range(8))
+
+    def oracle(self, messages: list[Message]) -> str:
+        return json.dumps({"answer": f"\\boxed{{{self.row['answer']}}}", "reward": 0.5})
+
+
+ENVS = [Judged if env_class is BlackBox else env_class for env_class in shelf()]
 # A sandbox or a server each costs seconds: these are broken in the ways that an issue is made of.
 COSTLY = ("Code", "MathPython", "Shop", "ReasoningGym")
 CORE: tuple[str, ...] = (
@@ -70,7 +86,7 @@ def _leave_nothing() -> Iterator[None]:
 
 
 def test_the_shelf_is_found() -> None:
-    assert {"Calculator", "Countdown", "MathSingle", "GuessNumber", "Code"} <= {env.__name__ for env in ENVS}
+    assert {"Calculator", "Countdown", "MathSingle", "GuessNumber", "Code", "Judged"} <= {env.__name__ for env in ENVS}
 
 
 @pytest.mark.slow
