@@ -150,6 +150,8 @@ def test_sft_refuses_conversations_it_cannot_use(place: Path, line: str, text: s
 def test_sft_refuses_what_needs_rollouts(place: Path) -> None:
     refused(run("sft", "sft.toml", "algorithm.name=grpo"), "start it with `agentrl train`")
     refused(run("sft", "sft.toml", "rollout.samples=2"), "unknown key 'rollout'")
+    refused(run("sft", "sft.toml", "cluster.kind=ray"), "places the workers of `agentrl train` alone")
+    refused(run("sft", "sft.toml", "cluster.rollout_workers=2"), "cluster.rollout_workers has no effect")
     refused(run("sft", "sft.toml", "sft.eval_share=0", "sft.eval_every=3"), "eval_every has no effect")
 
 

@@ -20,10 +20,10 @@ from aiohttp import web
 from agentrl.child import LOGS_VARIABLE, Child
 from agentrl.cluster.files import TransferFailed, fetch, read_token
 from agentrl.cluster.fleet import RemoteFleet, drop, weights_name
-from agentrl.cluster.group import RemoteGroup
 from agentrl.cluster.hub import Hub
 from agentrl.cluster.options import ClusterOptions
 from agentrl.cluster.protocol import Source
+from agentrl.cluster.ranks import Ranks
 from agentrl.cluster.rollouts import Rollouts, check_rows
 from agentrl.conductor.config import RunConfig
 from agentrl.conductor.desk import Desk
@@ -34,9 +34,8 @@ from agentrl.conductor.publish import WeightsLost
 from agentrl.conductor.supervise import MakeGroup
 from agentrl.conductor.watchdog import Wait
 from agentrl.engine.router import PublishReport, Router
-from agentrl.errors import AgentRLError, RunError
+from agentrl.errors import RunError
 from agentrl.rollout.player import Plays
-from agentrl.train.options import TrainerJob
 from agentrl.types import Episode, Row, Version
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".index.json")
@@ -285,24 +284,13 @@ class RemoteLauncher:
             bring=self._bring,
         )
         self._players = Players(config, desk, self._hub) if config.cluster.rollout_workers else None
-        self._group: RemoteGroup | None = None
+        self._ranks = Ranks(self._hub, desk, config.monitor.silent_seconds)
         self._offered: list[Version] = []
 
     @property
     def make_group(self) -> MakeGroup | None:
         """See `Launcher`."""
-        return self._start_group
-
-    def _start_group(self, job: TrainerJob, token: str) -> RemoteGroup:
-        silent = self._config.monitor.silent_seconds
-        self._group = RemoteGroup(job, token, self._hub, silent_seconds=silent, keep_log=self._keep_log)
-        return self._group
-
-    def _keep_log(self, text: str) -> Path:
-        log = self._desk.folder.logs / "trainer.log"
-        with log.open("a", encoding="utf-8") as file:
-            file.write(text)
-        return log
+        return self._ranks.start
 
     async def open(self, feed: FeedServer) -> str:
         """See `Launcher`."""
@@ -330,7 +318,7 @@ class RemoteLauncher:
         """Have the weights of `version` in `path`, from the host of the trainer's first rank."""
         if await asyncio.to_thread(path.is_dir):
             return
-        lead = self._group.lead if self._group is not None else None
+        lead = self._ranks.group.lead if self._ranks.group is not None else None
         if lead is None or lead.gone:
             raise WeightsLost("the trainer's host is gone")
         try:
@@ -344,9 +332,7 @@ class RemoteLauncher:
 
     async def commit(self, asked: CommitRequest) -> Path:
         """See `Launcher`."""
-        if self._group is None:
-            raise AgentRLError(f"the checkpoint of step {asked.step} belongs to no group that runs")
-        return await self._group.commit(asked, self._desk.folder.checkpoints)
+        return await self._ranks.commit(asked)
 
     async def run(self) -> None:
         """See `Launcher`."""

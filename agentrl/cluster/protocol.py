@@ -22,6 +22,8 @@ from pydantic import BaseModel, ConfigDict, Field
 Role = Literal["engine", "trainer", "rollout"]
 State = Literal["idle", "preparing", "running", "ended"]
 BEAT_SECONDS = 1.0
+IDLE_BEAT_SECONDS = 0.25
+"""Of a worker without a task: an order waits for the next beat."""
 AUTHORIZATION = "Authorization"
 
 

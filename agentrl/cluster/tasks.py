@@ -22,9 +22,9 @@ from agentrl.cluster.files import answer
 from agentrl.cluster.protocol import EngineTask, RolloutTask, State, Task, TrainerTask
 from agentrl.cluster.rollouts import PlaySpec
 from agentrl.cluster.store import Store
+from agentrl.cluster.warm import WarmRanks
 from agentrl.conductor.cause import death, first_to_fail, read_rank, signed
 from agentrl.conductor.engines import UNPUBLISHED
-from agentrl.conductor.trainer import has_gpu
 from agentrl.engine.options import EngineOptions
 from agentrl.engine.server import EngineServer, start_engine
 from agentrl.errors import AgentRLError
@@ -138,9 +138,16 @@ class TrainerRun(Run):
     task: TrainerTask
 
     def __init__(
-        self, task: TrainerTask, store: Store, scratch: Path, changed: asyncio.Event, conductor: str, host: str
+        self,
+        task: TrainerTask,
+        store: Store,
+        scratch: Path,
+        changed: asyncio.Event,
+        conductor: str,
+        host: str,
+        warm: WarmRanks,
     ) -> None:
-        self._conductor, self._host = conductor, host
+        self._conductor, self._host, self._warm = conductor, host, warm
         self._ranks: list[Child] = []
         super().__init__(task, store, scratch, changed)
 
@@ -167,6 +174,7 @@ class TrainerRun(Run):
                 # Whichever ended first: it may be the one that lost another, which is about to say why.
                 await asyncio.sleep(_SETTLE if len(codes) > 1 else 0)
                 self._tell("ended", *self._cause())
+                self._warm.fill()  # the group is about to be started again
                 return
             if None not in codes:
                 self._tell("ended", 0)
@@ -208,15 +216,10 @@ class TrainerRun(Run):
             "MASTER_ADDR": task.master,
             "MASTER_PORT": str(task.port),
             "AGENTRL_TOKEN": task.token,
-            "PYTHONUNBUFFERED": "1",
-            "TOKENIZERS_PARALLELISM": "false",
         }
         if interface := _interface(self._host):
             environment |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
-        if not has_gpu():
-            environment |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        argv = [sys.executable, "-m", "agentrl.train", str(job)]
-        return Child(f"trainer rank {rank}", argv, log=self._logs / f"rank-{rank}.log", env=environment)
+        return self._warm.start(f"trainer rank {rank}", job, environment, self._logs / f"rank-{rank}.log")
 
     async def _kill(self) -> None:
         for child in self._ranks:

@@ -32,6 +32,7 @@ from agentrl import __version__
 from agentrl.cluster.files import Shelf, answer, guard, open_http, read_token
 from agentrl.cluster.protocol import (
     BEAT_SECONDS,
+    IDLE_BEAT_SECONDS,
     Beat,
     EngineTask,
     Join,
@@ -45,6 +46,7 @@ from agentrl.cluster.protocol import (
 )
 from agentrl.cluster.store import Store
 from agentrl.cluster.tasks import EngineRun, RolloutRun, Run, TrainerRun
+from agentrl.cluster.warm import WarmRanks
 from agentrl.errors import ConfigError, InfrastructureError
 
 ASK_SECONDS = 2.0
@@ -144,6 +146,7 @@ class Worker:
         self._over = asyncio.Event()
         self._changed = asyncio.Event()
         self._run: Run | None = None
+        self._warm = WarmRanks(options.slots, scratch)
         self._good_until = 0.0
         self._address = self._beats = ""
         self._store: Store | None = None
@@ -154,10 +157,13 @@ class Worker:
             self._http, self._local = http, local
             self._store = Store(http, self.shelf, self._scratch)
             runner = await self._listen()
+            self._warm_up()
             try:
                 await self._until_over()
             finally:
+                self._over.set()
                 await self._end()
+                await self._warm.close()
                 await runner.cleanup()
         return 0
 
@@ -241,7 +247,7 @@ class Worker:
                 self._good_until = sent + fence
                 await self._obey(lease, orders)
             self._changed.clear()
-            await self._pause(BEAT_SECONDS)
+            await self._pause(BEAT_SECONDS if self._run is not None else IDLE_BEAT_SECONDS)
         with suppress(aiohttp.ClientError, TimeoutError):
             leaving = Leave(lease=lease).model_dump_json()
             async with self._http.post(f"{self._conductor}/cluster/leave", data=leaving, timeout=_total(ASK_SECONDS)):
@@ -278,13 +284,18 @@ class Worker:
         if isinstance(task, EngineTask):
             return self._make_engine(task, self._store, self._scratch, self._changed)
         if isinstance(task, TrainerTask):
-            return TrainerRun(task, self._store, self._scratch, self._changed, self._conductor, self._host)
+            return TrainerRun(task, self._store, self._scratch, self._changed, self._conductor, self._host, self._warm)
         return RolloutRun(task, self._store, self._scratch, self._changed, self._conductor, self._options.token, lease)
 
     async def _end(self) -> None:
         if (run := self._run) is not None:
             self._run = None
             await run.end()
+            self._warm_up()
+
+    def _warm_up(self) -> None:
+        if self._options.role == "trainer" and not self._over.is_set():
+            self._warm.fill()
 
     async def _pause(self, seconds: float) -> None:
         over, changed = asyncio.ensure_future(self._over.wait()), asyncio.ensure_future(self._changed.wait())

@@ -287,6 +287,8 @@ class SftConfig(Common):
 
     sft: SftSection
     algorithm: AlgorithmOptions = AlgorithmOptions(name="sft")
+    cluster: ClusterOptions = ClusterOptions()
+    """Where the trainer's ranks run: here, or on workers that register (`kind = "external"`)."""
 
     @model_validator(mode="before")
     @classmethod
@@ -301,6 +303,14 @@ class SftConfig(Common):
             raise ValueError(f"algorithm.name = {self.algorithm.name!r} needs rollouts: start it with `agentrl train`")
         if "weights" in self.train.model_fields_set:
             raise ValueError("train.weights has no effect: no engine takes part in imitation, remove it")
+        if idle := self.cluster.model_fields_set & {"rollout_workers", "slow_seconds", "fanout"}:
+            raise ValueError(f"cluster.{min(idle)} has no effect: imitation has no engines and no rollouts, remove it")
+        if self.cluster.kind == "ray":
+            raise ValueError("cluster.kind = 'ray' places the workers of `agentrl train` alone: set 'external' here")
+        if self.cluster.kind != "local" and "gpus" in self.train.model_fields_set:
+            raise ValueError(
+                f"train.gpus has no effect with cluster.kind = {self.cluster.kind!r}: workers use their own"
+            )
         if self.sft.eval_share == 0 and "eval_every" in self.sft.model_fields_set:
             raise ValueError("sft.eval_every has no effect with sft.eval_share = 0")
         if "keep_mb" in self.monitor.model_fields_set:

@@ -7,6 +7,7 @@ import os
 import shutil
 import time
 
+from agentrl.cluster.ranks import RanksAlone
 from agentrl.conductor.check import SftPlan
 from agentrl.conductor.config import RunConfig, SftConfig
 from agentrl.conductor.conversations import Conversations
@@ -51,6 +52,8 @@ class _Alone:
         self._desk = desk
         self._weights = desk.folder.weights_folder(model_bytes)
         self._step = 0
+        silent, elsewhere = config.monitor.silent_seconds, config.cluster.kind != "local"
+        self._hosts = RanksAlone(config.cluster, desk, run=config.name, silent_seconds=silent) if elsewhere else None
         self._training = Training(
             config,
             desk,
@@ -60,25 +63,30 @@ class _Alone:
             begin=self._begin,
             done=self._done,
             hand_over=False,
+            on_commit=self._hosts.ranks.commit if self._hosts else None,
+            make_group=self._hosts.ranks.start if self._hosts else None,
         )
         self._feed, self._watchdog = self._training.feed, self._training.watchdog
         self._supervisor = self._training.supervisor
 
     async def main(self) -> None:
-        self._training.url = await self._feed.start()
-        watch = asyncio.create_task(self._watchdog.run())
-        train = asyncio.create_task(self._supervisor.run())
+        self._training.url = await (self._hosts.open(self._feed) if self._hosts else self._feed.start())
+        tasks = [asyncio.create_task(work) for work in (self._watchdog.run(), self._supervisor.run())]
+        if self._hosts is not None:
+            tasks.append(asyncio.create_task(self._hosts.run()))
         try:
-            done, _ = await asyncio.wait((watch, train), return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
-            for task in (watch, train):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(watch, train, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def stop(self) -> None:
         await self._supervisor.stop()
+        if self._hosts is not None:
+            await self._hosts.close()
         await self._feed.stop()
         shutil.rmtree(self._weights, ignore_errors=True)
 

@@ -65,14 +65,19 @@ def run(job: TrainerJob, token: str, phases: Phases) -> str:
     return reason
 
 
-def prepare_environment() -> None:
-    """What must be set before torch and DeepSpeed are imported."""
+def prepare_imports() -> None:
+    """What must be set before DeepSpeed is imported, whichever rank this is."""
     # Nothing here is compiled, but DeepSpeed decorates an optimizer that we do not use: four seconds of imports.
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     import torch
 
     if not torch.cuda.is_available():
         os.environ["DS_ACCELERATOR"] = "cpu"
+
+
+def prepare_environment() -> None:
+    """What must be set before torch and DeepSpeed are imported."""
+    prepare_imports()
     if "RANK" not in os.environ:  # not under torchrun: a group of one
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
