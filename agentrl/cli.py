@@ -287,7 +287,9 @@ def evaluate(
 @app.command()
 def rescore(
     saved: Annotated[Path, typer.Argument(metavar="FOLDER", help="What `agentrl eval --save` kept.")],
-    reward: Annotated[str, typer.Option(help="package.module:function or file.py:function, of (answer, row)")],
+    reward: Annotated[
+        str, typer.Option(help="package.module:function or file.py:function, of (answer, row); or parts.toml")
+    ],
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Keep the episodes with the new rewards.")] = None,
     whole: Annotated[bool, typer.Option("--whole", help="Give the reward all messages, not the last answer.")] = False,
     passing: Annotated[float, typer.Option(help="The least reward that counts for pass@k.")] = 1.0,

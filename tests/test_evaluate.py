@@ -249,6 +249,13 @@ async def test_the_rescore_command(served: Served, tmp_path: Path, capsys: pytes
     await asyncio.to_thread(run_rescore, folder, f"{__file__}:shouted", out=None, whole=False, passing=0.5)
     *_, last = capsys.readouterr().out.splitlines()
     assert json.loads(last)["sets"]["yesno"]["pass@1"]["value"] == 1.0
+    parts = tmp_path / "parts.toml"
+    parts.write_text(f'loud = {{path = "{__file__}:shouted"}}\nagain = {{path = "{__file__}:shouted", weight = 2}}\n')
+    await asyncio.to_thread(run_rescore, folder, str(parts), out=None, whole=False, passing=0.5)
+    *_, last = capsys.readouterr().out.splitlines()
+    assert json.loads(last)["sets"]["yesno"]["avg"]["value"] == pytest.approx(1.5)
+    with pytest.raises(ConfigError, match=r"none\.toml cannot be read"):
+        run_rescore(folder, "none.toml", out=None, whole=False, passing=1.0)
     with pytest.raises(ConfigError, match="kept only once"):
         run_rescore(folder, "x:y", out=folder, whole=False, passing=1.0)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,7 +90,7 @@ def run_rescore(folder: Path, reward: str, *, out: Path | None, whole: bool, pas
     """Score the saved episodes again, print both tables, and what changed as JSON."""
     if out is not None and out.resolve() == folder.resolve():
         raise ConfigError(f"--out {out} is the folder that is read: what the model said would be kept only once")
-    found = asyncio.run(rescore(folder, reward, out=out, whole=whole))
+    found = asyncio.run(rescore(folder, _reward(reward), out=out, whole=whole))
     console = Console()
     sets = {}
     for name, rescored in found.items():
@@ -98,6 +99,16 @@ def run_rescore(folder: Path, reward: str, *, out: Path | None, whole: bool, pas
     show(sets, console)
     changed = {name: rescored.changed for name, rescored in found.items()}
     print(json.dumps({**as_json({n: r.new for n, r in found.items()}, passing=passing), "changed": changed}))
+
+
+def _reward(given: str) -> str | dict[str, Any]:
+    """A dotted path as it is; of a TOML file its table of parts, as in `env.args.rewards`."""
+    if not given.endswith(".toml"):
+        return given
+    try:
+        return tomllib.loads(Path(given).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"--reward {given} cannot be read: {error}; it holds parts, `name = {{path = …}}`") from error
 
 
 def _sets(asked: Asked, env_class: type[Env], columns: Mapping[str, str]) -> dict[str, list[Row]]:
