@@ -22,7 +22,7 @@ async def turn(
     template: ChatTemplate, tools: list[Any], faults: Sequence[Fault], stop: list[str] | None = None
 ) -> tuple[Any, Trajectory, int]:
     """The message, what was recorded and how often the engine was asked."""
-    said = template.encode_text(SAID).tolist()
+    said: list[int] = template.encode_text(SAID).tolist()
 
     def rest(prompt: Sequence[int]) -> list[int]:
         known = next(k for k in range(len(said), -1, -1) if list(prompt[len(prompt) - k :]) == said[:k])
