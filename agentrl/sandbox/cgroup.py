@@ -11,6 +11,7 @@ from agentrl.sandbox.owner import is_dead, owner_label
 
 ROOT = Path("/sys/fs/cgroup")
 V1 = ("memory", "pids", "cpu")
+LEAF = "agentrl-members"
 PERIOD = 100_000
 
 
@@ -102,14 +103,43 @@ def _homes() -> list[Path]:
     if all((ROOT / name / "cgroup.procs").exists() for name in V1):
         return [ROOT / name for name in V1] if os.access(ROOT / "memory", os.W_OK) else []
     try:
-        own = Path("/proc/self/cgroup").read_text().strip().rpartition("::/")[2]
-        for home in (ROOT / own, ROOT):
-            offered = (home / "cgroup.subtree_control").read_text().split()
-            if {"memory", "pids", "cpu"} <= set(offered) and os.access(home, os.W_OK):
+        path = Path("/proc/self/cgroup").read_text().strip().rpartition("::/")[2]
+        own = (ROOT / path).parent if Path(path).name == LEAF else ROOT / path
+        for home in (own, ROOT):
+            if os.access(home, os.W_OK) and (_divides(home) or (home == own and _divide(home))):
                 return [home]
     except OSError:
         pass
     return []
+
+
+def _divides(home: Path) -> bool:
+    return set(V1) <= set((home / "cgroup.subtree_control").read_text().split())
+
+
+def _divide(home: Path) -> bool:
+    """Let a delegated cgroup be divided. One with members cannot be, so that they move into a leaf of it: only where
+    they are this process and those that it started (`systemd-run --user --scope -p Delegate=yes agentrl …`)."""
+    members = (home / "cgroup.procs").read_text().split()
+    if not set(V1) <= set((home / "cgroup.controllers").read_text().split()) or not _family(members):
+        return False
+    leaf = home / LEAF
+    leaf.mkdir(exist_ok=True)
+    for pid in members:
+        (leaf / "cgroup.procs").write_text(pid)
+    (home / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in V1))
+    return True
+
+
+def _family(members: list[str]) -> bool:
+    """Whether all are this process or descend from it."""
+    for member in members:
+        pid = int(member)
+        while pid > 1 and pid != os.getpid():
+            pid = int(Path(f"/proc/{pid}/stat").read_bytes().rsplit(b")", 1)[1].split()[1])
+        if pid != os.getpid():
+            return False
+    return True
 
 
 def _swap(file: Path, value: str) -> None:

@@ -46,7 +46,9 @@ def containers(label: str | None = None) -> list[str]:
 def traces(label: str | None = None) -> dict[str, list[str]]:
     """What a box of an owner (of this process) could leave: cgroups, folders, mounts, processes, containers."""
     me = label or owner_label()
-    cgroups = [str(p) for p in Path("/sys/fs/cgroup").glob("*/agentrl.*") if me in p.name]
+    cgroups = [
+        str(p) for home in ("agentrl.*", "*/agentrl.*") for p in Path("/sys/fs/cgroup").glob(home) if me in p.name
+    ]
     folders = [str(p) for p in Path("/tmp").glob(f"agentrl-boxes-*/{me}-*")]
     mounts = [line for line in Path("/proc/mounts").read_text().splitlines() if "agentrl-boxes" in line]
     pid = int(me.split(".")[1])

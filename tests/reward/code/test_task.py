@@ -117,3 +117,31 @@ async def test_a_cancelled_grading_leaves_the_pool_usable(pool: Pool, reward: Co
     with pytest.raises(asyncio.CancelledError):
         await endless
     assert (await reward.grade_program("print(1)", task)).reward == 1.0
+
+
+STATUSES = {
+    "print(input())": Status.PASSED,
+    "print(2)": Status.WRONG_ANSWER,
+    "1 / 0": Status.RUNTIME_ERROR,
+    "while True: print('x' * 10_000)": Status.OUTPUT_LIMIT,
+    "while True: pass": Status.TIMEOUT,
+}
+
+
+async def status_of(program: str, seconds: float, reward: CodeReward) -> Status:
+    tests = [{"stdin": "1\n", "stdout": "1\n"}]
+    row = {"mode": "stdio", "tests": tests, "time_limit_s": seconds}
+    verdict = await reward.grade_program(program, parse_task(row))
+    assert [one.status for one in verdict.tests] == [verdict.status]
+    assert verdict.reward == float(verdict.status is Status.PASSED)
+    return verdict.status
+
+
+@pytest.mark.parametrize(("program", "status"), STATUSES.items(), ids=STATUSES.values())
+async def test_each_status(program: str, status: Status, reward: CodeReward) -> None:
+    assert await status_of(program, 0.5 if status is Status.TIMEOUT else 5.0, reward) is status
+
+
+@pytest.mark.slow
+async def test_the_status_of_a_program_that_uses_up_the_memory(reward: CodeReward) -> None:
+    assert await status_of("x = bytearray(4 << 30)", 20.0, reward) is Status.MEMORY
