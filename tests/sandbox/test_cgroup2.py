@@ -11,6 +11,7 @@ import pytest
 
 from agentrl.sandbox import SandboxOptions
 from agentrl.sandbox.cgroup import LEAF, ROOT, make_cgroup
+from agentrl.sandbox.rootfs import build_rootfs
 from tests.sandbox.kinds import needs_bwrap, nothing_left, pool_of
 
 TOP = Path(__file__).resolve().parents[2]
@@ -70,6 +71,7 @@ def test_a_delegated_cgroup_is_divided_by_its_only_member() -> None:
 )
 @needs_bwrap
 def test_all_of_it_in_a_kernel_with_version_2() -> None:
+    build_rootfs()  # the other kernel cannot write it
     tests = ["test_cgroup2.py", "test_attacks.py::test_nothing_gets_out[bubblewrap]"]
     tests += ["test_faults.py::test_only_cgroups_of_the_dead_are_reaped"]
     tests += ["test_faults.py::test_a_killed_owner_leaves_nothing[bubblewrap]"]
