@@ -54,6 +54,9 @@ def child(
             os.dup2(number + 100, number, inheritable=number < 3)
         setup = 3
         os.closerange(4, 4096)
+        if config.uid is not None:
+            for number in range(3):
+                os.fchown(number, config.uid, config.uid)  # so that /dev/stdin and its like can be opened
         confinement.apply()
         os.umask(0o022)
         confined = True

@@ -74,3 +74,14 @@ async def test_an_image_by_name(kind: str) -> None:
         assert (await box.exec(["python3", "-c", "print(1)"])).stdout == b"1\n"
     with pytest.raises(ConfigError, match="is not here and cannot be pulled"):
         pool_of(kind, image="127.0.0.1:9/no/such:image")
+
+
+@pytest.mark.parametrize("kind", BOUNDARIES)
+async def test_standard_streams_can_be_opened_by_name(kind: str) -> None:
+    program = (
+        "import sys\nopen('/dev/stdout', 'w').write(open('/dev/stdin').read())\nopen('/dev/stderr', 'w').write('e')"
+    )
+    async with pool_of(kind, slots=1) as pool, pool.box() as box:
+        for argv in (["python3", "-c", program], ["sh", "-c", "cat /dev/stdin > /dev/stdout; printf e > /dev/stderr"]):
+            done = await box.exec(argv, stdin=b"in")
+            assert (done.stdout, done.stderr) == (b"in", b"e"), done

@@ -192,5 +192,12 @@ def _judge_call(number: int, case: Case, session: Session, tolerance: float) -> 
         right = same_value(value, case.expected, tolerance)
     except (ValueError, RecursionError) as error:
         return TestResult(name, Status.WRONG_ANSWER, f"an answer that is no data: {error}"[:_SHOWN])
-    shown = "" if right else f"it gave {value!r:.{_SHOWN}}"
+    shown = "" if right else f"it gave {_repr(value):.{_SHOWN}}"
     return TestResult(name, Status.PASSED if right else Status.WRONG_ANSWER, shown)
+
+
+def _repr(value: object) -> str:
+    try:
+        return repr(value)
+    except (ValueError, RecursionError):  # an int of more digits than Python writes, or data nested too deep
+        return f"a {type(value).__name__} too large to be written"

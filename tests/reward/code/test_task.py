@@ -145,3 +145,18 @@ async def test_each_status(program: str, status: Status, reward: CodeReward) -> 
 @pytest.mark.slow
 async def test_the_status_of_a_program_that_uses_up_the_memory(reward: CodeReward) -> None:
     assert await status_of("x = bytearray(4 << 30)", 20.0, reward) is Status.MEMORY
+
+
+LARGE = {
+    "an int of more digits than Python writes": "def f():\n    return [10**6000]",
+    "data nested deeper than Python goes": "def f():\n    a = []\n    for _ in range(900): a = [a]\n    return a",
+    "an int that no float holds": "def f():\n    return 10**600",
+}
+
+
+@pytest.mark.parametrize("program", LARGE.values(), ids=LARGE.keys())
+async def test_an_answer_that_cannot_be_shown_is_wrong_and_no_fault_of_the_grader(
+    program: str, reward: CodeReward
+) -> None:
+    row = {"mode": "functional", "entry_point": "f", "tests": [{"args": [], "expected": 1.5}]}
+    assert (await reward.grade_program(program, parse_task(row))).reward == 0.0
