@@ -11,15 +11,17 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
+from typing import Any, TypeVar
 
 from aiohttp import web
 
 from agentrl.cluster.files import answer, guard, read_body
 from agentrl.cluster.protocol import Beat, Join, Orders, Task
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, InfrastructureError
 
+Result = TypeVar("Result")
 TICK = 0.2
 STARVED_SECONDS = 1.0
 """If this process itself was stopped for so long, nobody's silence counts over that time."""
@@ -47,6 +49,27 @@ class Member:
     def on_task(self) -> bool:
         """Whether its last beat was about the present task."""
         return self.task is not None and self.beat.generation == self.task.generation
+
+
+class MemberGone(InfrastructureError):
+    """The worker that something was wanted of is lost."""
+
+
+async def while_there(member: Member, work: Coroutine[Any, Any, Result]) -> Result:
+    """The outcome of `work`, which is not waited for longer than its host is there: MemberGone.
+
+    A link that is cut says nothing to a connection that waits; beats do.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        while not task.done():
+            if member.gone:
+                raise MemberGone(f"{member.name} is lost: {member.gone}")
+            await asyncio.wait((task,), timeout=TICK)
+        return task.result()
+    finally:
+        task.cancel()
+        await asyncio.wait((task,))
 
 
 class Beats:

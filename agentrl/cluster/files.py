@@ -20,9 +20,10 @@ from pydantic import BaseModel, ValidationError
 from agentrl.errors import ConfigError, InfrastructureError
 
 BLOCK = 1 << 20
-LISTING = aiohttp.ClientTimeout(total=600.0, sock_connect=5.0)
 QUIET_SECONDS = 10.0
 """A server that sends nothing for so long is given up, and the next one asked."""
+SIGN_SECONDS = 2.0
+"""A server that still reads a folder to list it says so, with a blank, as often as this."""
 Listing = Mapping[str, tuple[int, int]]
 """Relative path → (bytes, CRC-32)."""
 Wire = TypeVar("Wire", bound=BaseModel)
@@ -90,12 +91,23 @@ class Shelf:
         held = self._held.get(name)
         if held is None:
             return answer(404, {"error": f"there is no folder {name!r} here"})
+        if (await asyncio.wait((held.listing,), timeout=SIGN_SECONDS))[0]:
+            told = self._listed(name, held)
+            return answer(200 if "files" in told else 404, told)
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await response.prepare(request)
+        while not (await asyncio.wait((held.listing,), timeout=SIGN_SECONDS))[0]:
+            await response.write(b" ")
+        await response.write(orjson.dumps(self._listed(name, held)))
+        await response.write_eof()
+        return response
+
+    def _listed(self, name: str, held: _Held) -> dict[str, object]:
         try:
-            listing = await asyncio.shield(held.listing)
+            return {"files": held.listing.result()}
         except OSError as error:
             self.drop(name)
-            return answer(404, {"error": f"folder {name!r} cannot be read: {error}"})
-        return answer(200, {"files": listing})
+            return {"error": f"folder {name!r} cannot be read: {error}"}
 
     async def _file(self, request: web.Request) -> web.StreamResponse:
         held, path = self._held.get(request.match_info["name"]), request.match_info["path"]
@@ -173,10 +185,10 @@ def _settle(aside: Path, target: Path, paths: Sequence[str], merge: bool) -> Non
 
 
 async def _listing(http: aiohttp.ClientSession, url: str, name: str) -> Listing:
-    # The first to ask waits until the server has read it all.
-    async with http.get(f"{url}/files/{name}", timeout=LISTING) as response:
+    # The first to ask waits until the server has read it all, and hears a blank from time to time.
+    async with http.get(f"{url}/files/{name}") as response:
         body = orjson.loads(await response.read())
-        if response.status != 200:
+        if response.status != 200 or "files" not in body:
             raise TransferFailed(f"it answered {response.status}: {body.get('error')}")
     found = {str(path): (int(size), int(crc)) for path, (size, crc) in body["files"].items()}
     for path in found:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import aiohttp
 
-from agentrl.cluster.beats import Member
+from agentrl.cluster.beats import Member, while_there
 from agentrl.cluster.hub import Hub
 from agentrl.cluster.protocol import Drop, EngineTask, Fetch, Source
 from agentrl.cluster.spread import spread
@@ -151,7 +151,7 @@ class RemoteFleet:
         hosts = {s.client.address: s.member for s in self._seats.values() if s.client.url in serving}
 
         async def fetch(target: str, sources: Sequence[str]) -> None:
-            await _while_there(hosts[target], self._fetch(target, name, sources))
+            await while_there(hosts[target], self._fetch(target, name, sources))
 
         options = self._hub.options
         failed = await spread(self._hub.url, list(hosts), fetch, fanout=options.fanout, seconds=options.slow_seconds)
@@ -366,20 +366,6 @@ class RemoteFleet:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._failure = error
-
-
-async def _while_there(member: Member, work: Coroutine[Any, Any, None]) -> None:
-    """Wait for `work`, but not for a host that is gone."""
-    task = asyncio.ensure_future(work)
-    try:
-        while not task.done():
-            if member.gone:
-                raise EngineLost(f"{member.name} is lost: {member.gone}")
-            await asyncio.wait((task,), timeout=_TICK)
-        task.result()
-    finally:
-        task.cancel()
-        await asyncio.wait((task,))
 
 
 async def drop(hub: Hub, member: Member, names: Sequence[str]) -> None:

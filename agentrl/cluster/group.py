@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from agentrl.cluster.beats import Member
-from agentrl.cluster.files import fetch
+from agentrl.cluster.beats import Member, while_there
+from agentrl.cluster.files import TransferFailed, fetch
 from agentrl.cluster.hub import Hub, slots
 from agentrl.cluster.protocol import Source, TrainerTask
 from agentrl.conductor.cause import Death, is_consequence
@@ -46,6 +46,9 @@ class RemoteGroup:
         self._beats = Heartbeats()
         self._began = time.monotonic()
         self._clean = False
+        self._over = False
+        self._commits: set[asyncio.Task[None]] = set()
+        self._renaming = asyncio.Lock()
 
     def heard(self, phase: Phase) -> None:
         """A heartbeat of a rank came in."""
@@ -83,23 +86,54 @@ class RemoteGroup:
 
     async def stop(self) -> None:
         """End the ranks. After a clean end their hosts keep the last weights until the next task, or the run's end."""
+        self._over = True
+        for commit in self._commits:
+            commit.cancel()
+        async with self._renaming:  # one that is about to be whole becomes so before the next group looks for it
+            pass
         if not self._clean:
             for part in self._parts:
                 if part.member.task is not None and part.member.task.generation == part.generation:
                     part.member.task = None
 
     async def commit(self, asked: CommitRequest, checkpoints: Path) -> Path:
-        """Fetch every host's part of a checkpoint and make it whole; TransferFailed where a host is gone."""
+        """Fetch every host's part of a checkpoint and make it whole.
+
+        TransferFailed or MemberGone where a host is gone; nothing is made whole once the group has been stopped.
+        """
         aside = checkpoint.aside(checkpoints, asked.step)
         await asyncio.to_thread(_fresh, aside)
-        await asyncio.gather(
-            *(
-                fetch(self._hub.http, [part.member.join.address], f"checkpoint-{asked.step}", aside, merge=True)
-                for part in self._parts
-            )
-        )
-        made = await asyncio.to_thread(checkpoint.commit, checkpoints, asked.step, asked.content, keep=asked.keep)
+        fetching = asyncio.ensure_future(self._fetch_parts(asked.step, aside))
+        self._commits.add(fetching)
+        try:
+            await asyncio.wait((fetching,))
+        finally:
+            fetching.cancel()
+            self._commits.discard(fetching)
+        if not fetching.cancelled():
+            fetching.result()
+        async with self._renaming:
+            if self._over:
+                raise TransferFailed("the group that wrote it is over")
+            made = await asyncio.to_thread(checkpoint.commit, checkpoints, asked.step, asked.content, keep=asked.keep)
         return made.path
+
+    async def _fetch_parts(self, step: int, aside: Path) -> None:
+        parts = [
+            asyncio.ensure_future(
+                while_there(
+                    part.member,
+                    fetch(self._hub.http, [part.member.join.address], f"checkpoint-{step}", aside, merge=True),
+                )
+            )
+            for part in self._parts
+        ]
+        try:
+            await asyncio.gather(*parts)
+        finally:
+            for waiting in parts:
+                waiting.cancel()
+            await asyncio.gather(*parts, return_exceptions=True)
 
     # --- placing
 

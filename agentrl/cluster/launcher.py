@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from aiohttp import web
 
 from agentrl.child import LOGS_VARIABLE, Child
+from agentrl.cluster.beats import MemberGone, while_there
 from agentrl.cluster.files import TransferFailed, fetch, read_token
 from agentrl.cluster.fleet import RemoteFleet, drop, weights_name
 from agentrl.cluster.hub import Hub
@@ -322,8 +323,9 @@ class RemoteLauncher:
         if lead is None or lead.gone:
             raise WeightsLost("the trainer's host is gone")
         try:
-            listing = await fetch(self._hub.http, [lead.join.address], weights_name(version), path)
-        except TransferFailed as error:
+            work = fetch(self._hub.http, [lead.join.address], weights_name(version), path)
+            listing = await while_there(lead, work)
+        except (TransferFailed, MemberGone) as error:
             raise WeightsLost(str(error)) from error
         self._hub.shelf.put(weights_name(version), path, listing)
         done = [offered for offered in self._offered if offered <= version]

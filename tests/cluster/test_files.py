@@ -7,9 +7,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
+import orjson
 import pytest
 from aiohttp import web
 
+from agentrl.cluster import files
 from agentrl.cluster.files import Shelf, TransferFailed, fetch, guard, list_folder, open_http, read_token
 from agentrl.errors import ConfigError
 
@@ -139,3 +141,17 @@ def test_a_token_is_needed_and_not_a_short_one(tmp_path: Path, monkeypatch: pyte
         read_token(tmp_path / "token")
     with pytest.raises(ConfigError, match="cannot be read"):
         read_token(tmp_path / "nothing")
+
+
+async def test_a_listing_that_takes_long_gives_signs_of_life(
+    server: Server, http: aiohttp.ClientSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "SIGN_SECONDS", 0.005)
+    (tmp_path / "large").mkdir()
+    with (tmp_path / "large" / "x").open("wb") as out:
+        out.truncate(64 << 20)
+    server.shelf.put("large", tmp_path / "large")
+    async with http.get(f"{server.url}/files/large") as response:
+        told = await response.read()
+    assert told.startswith(b" ")
+    assert orjson.loads(told)["files"]["x"][0] == 64 << 20
