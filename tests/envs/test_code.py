@@ -144,7 +144,7 @@ async def test_sample_rows_are_solved_by_their_own_expression() -> None:
 
 
 async def test_humanevals_rows_are_solved_by_their_own_solution() -> None:
-    for row in [row for row, _ in zip(human_eval(), range(2), strict=False)]:
+    for row in [row for row, _ in zip(human_eval(), range(1), strict=False)]:
         async with playing(row, use_tools=False) as env:
             wrong = await env.step(says(f"```python\n{row['prompt']}    return None\n```"))
             assert (wrong.reward, wrong.terminated, wrong.info["status"]) == (0.0, True, "wrong_answer")
