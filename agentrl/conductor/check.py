@@ -160,6 +160,7 @@ def resolve_agent(section: AgentSection) -> MakeOneAgent:
 
 def check_sft(config: SftConfig) -> SftPlan:
     """Check an `agentrl sft` config against the world."""
+    refuse_dead_knobs(config, gpus=gpu_count())
     template, model_bytes = check_common(config)
     rows = load_rows(config.sft.data, limit=config.sft.limit, needed=("messages",))
     conversations = [parse_conversation(row, number) for number, row in enumerate(rows)]

@@ -10,22 +10,38 @@ from collections.abc import Iterator
 
 from pydantic import BaseModel
 
-from agentrl.conductor.config import RunConfig
+from agentrl.conductor.config import RunConfig, SftConfig
 from agentrl.errors import ConfigError
+from agentrl.train.options import TrainOptions
 
 
-def refuse_dead_knobs(config: RunConfig, *, gpus: int | None = None) -> None:
+def refuse_dead_knobs(config: RunConfig | SftConfig, *, gpus: int | None = None) -> None:
     """ConfigError that names every setting without effect.
 
     `gpus` is how many the machine has that the run is for; None: it is another one than this.
     """
-    found = [*_dead_anywhere(config), *(_dead_here(config, gpus) if gpus is not None else ())]
+    found = [*_dead_in_training(config.train, gpus)]
+    if isinstance(config, RunConfig):
+        found += [*_dead_anywhere(config), *(_dead_here(config, gpus) if gpus is not None else ())]
+    elif _given(config.monitor, "engine_restarts"):
+        found.append("monitor.engine_restarts has no effect: no engine takes part in imitation; remove it")
     if found:
         raise ConfigError("\n".join(found))
 
 
+def _dead_in_training(train: TrainOptions, gpus: int | None) -> Iterator[str]:
+    if train.ranks == 1 and _given(train, "collective_timeout"):
+        yield "train.collective_timeout has no effect with train.ranks = 1: there is no other rank; remove it"
+    if train.checkpoint_every == 0 and _given(train, "keep_checkpoints"):
+        yield "train.keep_checkpoints has no effect with train.checkpoint_every = 0: only the last is kept; remove it"
+    if train.offload_optimizer and gpus == 0:
+        yield "train.offload_optimizer has no effect with no GPU on this machine: all is in its memory; remove it"
+    if _given(train, "gpus") and gpus == 0:
+        yield "train.gpus has no effect with no GPU on this machine: remove it, or run where there is a GPU"
+
+
 def _dead_anywhere(config: RunConfig) -> Iterator[str]:
-    data, rollout, train = config.data, config.rollout, config.train
+    data, rollout = config.data, config.rollout
     if config.eval.every == 0:
         sections = [data, *(part.data for part in config.env.parts)]
         for key in ("eval", "eval_split"):
@@ -35,11 +51,6 @@ def _dead_anywhere(config: RunConfig) -> Iterator[str]:
         yield "rollout.max_filtered has no effect: no group is filtered, since rollout.filter_equal is false; remove it"
     if rollout.staleness == 0 and _given(rollout, "when_stale"):
         yield "rollout.when_stale has no effect with rollout.staleness = 0: nothing grows stale; remove one of them"
-    if train.ranks == 1 and _given(train, "collective_timeout"):
-        yield "train.collective_timeout has no effect with train.ranks = 1: there is no other rank; remove it"
-    if train.checkpoint_every == 0 and _given(train, "keep_checkpoints"):
-        yield "train.keep_checkpoints has no effect with train.checkpoint_every = 0: only the last is kept; remove it"
-
     yield from _dead_beside_the_cluster(config)
     if len(config.env.parts) == 1 and _given(config.env.parts[0], "weight"):
         yield "env.weight has no effect with one [[env]]: its share is all there is; remove it"
@@ -67,10 +78,6 @@ def _dead_here(config: RunConfig, gpus: int) -> Iterator[str]:
                 yield f"engine.{key} has no effect with {why}: remove it, or run where there is a GPU"
     if engine.device == "cuda" and gpus == 0:
         yield "engine.device = 'cuda', and this machine has no GPU: use 'auto' or 'cpu'"
-    if train.offload_optimizer and gpus == 0:
-        yield "train.offload_optimizer has no effect with no GPU on this machine: all is in its memory; remove it"
-    if _given(train, "gpus") and gpus == 0:
-        yield "train.gpus has no effect with no GPU on this machine: remove it, or run where there is a GPU"
     for key, wanted in (("engine.gpus", engine.gpus), ("train.gpus", train.gpus)):
         beyond = [number for number in wanted or () if number >= gpus]
         if gpus and beyond:

@@ -181,6 +181,21 @@ def test_dead_knobs_are_refused_in_a_dry_run_and_in_a_run(place: Path, overrides
     assert not Path("runs").exists()
 
 
+@pytest.mark.parametrize(
+    ("override", "text"),
+    [
+        ("train.collective_timeout=9", "train.collective_timeout has no effect with train.ranks = 1"),
+        ("monitor.engine_restarts=1", "monitor.engine_restarts has no effect: no engine"),
+    ],
+)
+def test_dead_knobs_are_refused_by_imitation_too(place: Path, override: str, text: str) -> None:
+    (place / "sft.toml").write_text('name = "s"\nmodel = "model"\nsft.data = "x.jsonl"\n')
+    result = CliRunner().invoke(app, ["sft", "sft.toml", override])
+    assert result.exit_code == 2, result.output
+    assert f"error: {text}" in " ".join(result.output.split())
+    assert not Path("runs").exists()
+
+
 def config(**sections: Any) -> RunConfig:
     return RunConfig.model_validate({"name": "x", "model": "m", "env": {"path": "a:B"}, **sections})
 
