@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 from agentrl.conductor.check import RunPlan
 from agentrl.conductor.config import RunConfig
 from agentrl.conductor.desk import Desk
 from agentrl.conductor.engines import Fleet
+from agentrl.conductor.gauges import engine_gauges, rollout_gauges
+from agentrl.conductor.meter import MeteredEngine
 from agentrl.conductor.watchdog import Watchdog
 from agentrl.endpoint.app import Endpoint
 from agentrl.endpoint.template import ChatTemplate
@@ -17,6 +20,8 @@ from agentrl.rollout.pool import Pool
 from agentrl.rollout.runner import Runner
 from agentrl.rollout.session import Session, SessionSpec
 from agentrl.types import Group, Version
+
+_STATE_EVERY = 2.0
 
 
 def check_collect(config: RunConfig) -> None:
@@ -63,7 +68,8 @@ class _Collection:
         self._pool = await Pool.open(self._desk.folder.pool)
         with self._watchdog.waiting("the conductor", "the engines to start"):
             router = await self._fleet.start(self._config.model.absolute(), version)
-        self._endpoint = Endpoint(router, ChatTemplate.load(self._config.model), self._config.endpoint)
+        engine = MeteredEngine(router)
+        self._endpoint = Endpoint(engine, ChatTemplate.load(self._config.model), self._config.endpoint)
         await self._endpoint.start()
         runner = Runner(
             self._rollout,
@@ -78,7 +84,7 @@ class _Collection:
         )
         await runner.start(version)
         self._desk.note(f"{runner.gate.count(Stage.POOLED)} groups are there, {self._wanted} are wanted")
-        await self._until_enough(runner)
+        await self._until_enough(runner, engine)
         pooled = runner.gate.count(Stage.POOLED)
         told: dict[str, float] = {"groups": pooled, "episodes": len(self._rewards), "tokens": self._tokens}
         if self._rewards:
@@ -88,8 +94,9 @@ class _Collection:
         if pooled == 0:
             raise RunError(f"no group of {len(self._plan.train_rows)} rows can be trained on: {dict(runner.counts)}")
 
-    async def _until_enough(self, runner: Runner) -> None:
-        parts = [asyncio.create_task(part) for part in (runner.run(), self._fleet.run(), self._watchdog.run())]
+    async def _until_enough(self, runner: Runner, engine: MeteredEngine) -> None:
+        watching = (self._fleet.run(), self._watchdog.run(), self._tell_state(runner, engine))
+        parts = [asyncio.create_task(part) for part in (runner.run(), *watching)]
         enough = asyncio.create_task(self._enough(runner))
         try:
             await asyncio.wait([enough, *parts], return_when=asyncio.FIRST_COMPLETED)
@@ -100,6 +107,22 @@ class _Collection:
             for task in (enough, *parts):
                 task.cancel()
             await asyncio.gather(enough, *parts, return_exceptions=True)
+
+    async def _tell_state(self, runner: Runner, engine: MeteredEngine) -> None:
+        assert self._endpoint is not None
+        while True:
+            state = {
+                "phase": "rolling out",
+                "time": time.time(),
+                "gate": str(runner.gate),
+                "pool": f"{runner.gate.count(Stage.POOLED)} of {self._wanted} groups are there",
+                "engines": f"{engine.in_flight} requests in flight",
+                "waits": [runner.waits_for(), *(str(wait) for wait in self._watchdog.waits())],
+                "gauges": rollout_gauges(self._endpoint, engine, runner) | await engine_gauges(self._fleet),
+            }
+            self._desk.view.state(state)
+            await asyncio.to_thread(self._desk.folder.write_state, state)
+            await asyncio.sleep(_STATE_EVERY)
 
     async def _enough(self, runner: Runner) -> None:
         while runner.gate.count(Stage.POOLED) < self._wanted and not runner.exhausted:

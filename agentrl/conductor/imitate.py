@@ -13,6 +13,7 @@ from agentrl.conductor.config import RunConfig, SftConfig
 from agentrl.conductor.conversations import Conversations
 from agentrl.conductor.desk import Desk
 from agentrl.conductor.feed import BatchSource, CheckpointReady, Phase, StepMetrics, WeightsReady
+from agentrl.conductor.gauges import trainer_gauges
 from agentrl.conductor.training import Training
 from agentrl.errors import RunError
 from agentrl.train.checkpoint import Checkpoint, newest
@@ -118,7 +119,9 @@ class _Alone:
             {
                 "phase": "training",
                 "time": time.time(),
+                "step": self._step,
                 "steps": self._config.train.steps,
+                "gauges": trainer_gauges(self._supervisor, self._step),
                 "waits": [str(wait) for wait in self._watchdog.waits()],
             }
         )

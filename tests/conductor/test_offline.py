@@ -18,7 +18,7 @@ from agentrl.errors import ConfigError
 from agentrl.monitor.metrics import read_metrics
 from agentrl.rollout.pool import Pool
 from agentrl.types import Sampled, Version
-from tests.conductor.kit import make_place, start
+from tests.conductor.kit import make_place, start, wait_for
 from tests.train.drawing import random_group
 
 
@@ -65,6 +65,9 @@ def test_what_is_no_pool_or_too_small_is_refused(tmp_path: Path) -> None:
 def test_roll_out_then_train_from_the_pool(tmp_path: Path) -> None:
     place = make_place(tmp_path)
     played = start(place, "rollout", "run.toml", "--groups", "5", 'name="played"')
+    state = place / "runs/played/state.json"
+    wait_for(lambda: state.exists() and "engine_requests_in_flight" in state.read_text(), played)
+    assert json.loads(state.read_text())["phase"] == "rolling out"
     said, _ = played.communicate(timeout=280)
     assert played.returncode == 0, said
     with closing(sqlite3.connect(place / "runs/played/pool.sqlite")) as db:
