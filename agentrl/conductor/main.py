@@ -130,7 +130,8 @@ def _to_the_end(desk: Desk, body: Callable[[Desk], Awaitable[None]]) -> int:
         first = _first(group)
         desk.log.error("%s\n%s", first, "".join(traceback.format_exception(group)))
         _last_words(desk, "failed", f"{type(first).__name__}: {first}")
-        if isinstance(first, AgentRLError | OSError):
+        # A lost connection is an OSError too, and not the disk's: whoever let it through is to be seen.
+        if isinstance(first, AgentRLError | OSError) and not isinstance(first, ConnectionError):
             raise first from None
         raise RunError(_unexpected(desk, first)) from group
     except OSError:

@@ -254,7 +254,7 @@ def compare(options: argparse.Namespace, work: Path) -> dict[str, Any]:
         found["time_to_reward_ratio"] = times[0] / times[1] if times[0] and times[1] else None
     if "multiturn" in options.parts:
         short = {"turns": TURNS, "words": TURN_WORDS, "told": TOLD}
-        a = told("TRL, five turns", theirs(tiny, work, steps=options.steps, lr=1e-4, **short))
+        a = told("TRL, five turns", theirs(tiny, work, steps=options.multiturn_steps, lr=1e-4, **short))
         more = [f"rollout.max_turns={TURNS}", f"rollout.max_tokens={TURNS * TURN_WORDS}", f"env.args.turns={TURNS}"]
         more += [f"agent.args.words={TURN_WORDS}"]
         b = told("agentrl, five turns", ours("turns", tiny, work, train(options.steps, 1e-4, *more)))
@@ -274,6 +274,7 @@ def main() -> None:
     parser.add_argument("--smollm2", type=Path, help="its folder; examples/fetch_smollm2.py makes it")
     parser.add_argument("--parts", nargs="*", default=["tiny", "reward", "multiturn"])
     parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--multiturn-steps", type=int, default=3, help="theirs, with five turns: each takes a minute")
     parser.add_argument("--large-steps", type=int, default=6)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:

@@ -37,6 +37,7 @@ keep_checkpoints = 99
 """
 
 
+@pytest.mark.parametrize("weights", ["disk", "group"])
 @pytest.mark.parametrize(
     "engine",
     [
@@ -44,10 +45,10 @@ keep_checkpoints = 99
         pytest.param("sglang", marks=[pytest.mark.sglang, pytest.mark.timeout(600)]),
     ],
 )
-def test_every_published_version_is_what_the_trainer_made(engine: str, tmp_path: Path) -> None:
+def test_every_published_version_is_what_the_trainer_made(engine: str, weights: str, tmp_path: Path) -> None:
     make_tiny_model(tmp_path / "model", layers=1, hidden=32, intermediate=32, max_length=256)
     (tmp_path / "run.toml").write_text(RUN)
-    overrides = [f'engine.kind="{engine}"']
+    overrides = [f'engine.kind="{engine}"', f'train.weights="{weights}"']
     if engine == "sglang":
         python = os.environ.get("AGENTRL_SGLANG_PYTHON")
         if not python:
@@ -70,6 +71,7 @@ def test_every_published_version_is_what_the_trainer_made(engine: str, tmp_path:
     assert verdict["wrong"] == []
     published = [line for line in read_metrics(tmp_path / "runs/r/metrics.jsonl") if line["kind"] == "publish"]
     assert len(published) >= 5
+    assert [line["publish/over_group"] for line in published] == [float(weights == "group")] * len(published)
     # The last versions sample nothing that is kept: the run is over when they are out.
     assert len(verdict["proved"]) >= 5
     assert verdict["trajectories_of_several_versions"] > 0
