@@ -88,10 +88,10 @@ def main(control: int, answers: int, config: Config) -> int:
     kernel = [_opened(f"/proc/sysvipc/{kind}") for kind in ("shm", "msg", "sem")] if config.namespace else []
     known = next((file for file in memory if file is not None), None)
     lists = tuple(file for file in kernel if file is not None)
-    program.practise()
     box = Box(config, control, answers, confine.Confinement(config), known, lists)
-    gc.collect()
-    gc.freeze()
+    _freeze()  # before the practice too, which collects often
+    program.practise()
+    _freeze()
     send(answers, {"ready": True})
     try:
         while True:
@@ -102,6 +102,11 @@ def main(control: int, answers: int, config: Config) -> int:
     except OwnerGone:
         _sweep(config)
         return 0
+
+
+def _freeze() -> None:
+    gc.collect()
+    gc.freeze()
 
 
 def receive(control: int) -> tuple[dict[str, Any], bytes]:
