@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import aiohttp
 
-from agentrl.cluster.beats import Member, while_there
+from agentrl.cluster.beats import Member, MemberGone, while_there
 from agentrl.cluster.hub import Hub
 from agentrl.cluster.protocol import Drop, EngineTask, Fetch, Source
 from agentrl.cluster.spread import spread
@@ -241,14 +241,14 @@ class RemoteFleet:
         self._clients.append(client)
         try:
             if self._router is None:
-                await client.update_from_disk(*self._current)
+                await while_there(member, client.update_from_disk(*self._current))
             else:
-                await self._router.add(client)
+                await while_there(member, self._router.add(client))
                 self._desk.note(
                     f"{member.name} serves, with the weights {self._router.current and self._router.current[1]}"
                 )
             self._seats[key] = _Seat(member, client)
-        except (EngineError, DeadlineExceeded) as error:
+        except (EngineError, DeadlineExceeded, MemberGone) as error:
             await client.close()
             if not member.gone:
                 self._fault(member, f"{member.name} cannot serve: {error}")
