@@ -164,12 +164,12 @@ def cpu_seconds(pid: int) -> float:
     return total
 
 
-def measure(sides: dict[str, Served | Static], repeat: int, vocab: int) -> dict[str, float]:
+def measure(sides: dict[str, Served | Static], repeat: int, asked: dict[str, list[Ask]]) -> dict[str, float]:
     """New tokens a CPU-second of every side and workload."""
     out: dict[str, float] = {}
     for side in sides.values():
         side.generate([Ask(list(range(100, 116)), 4)] * 2)
-    for name, asks in workloads(vocab).items():
+    for name, asks in asked.items():
         tokens = sum(ask.new for ask in asks)
         for turn in range(repeat):
             for label, side in sides.items():
@@ -186,6 +186,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=None, help="a model folder; random weights where it is not given")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--sglang", type=Path, default=None, help="a Python interpreter that has SGLang")
+    parser.add_argument("--only", nargs="+", choices=("batch8", "batch32", "mixed"), help="these workloads alone")
     options = parser.parse_args()
     if options.sglang is not None and options.model is None:
         parser.error("--sglang needs --model: SGLang serves no model without a tokenizer")
@@ -206,7 +207,8 @@ def main() -> None:
                 asyncio.run(server.wait_ready())
             sides: dict[str, Served | Static] = {server.options.kind: Served(server) for server in servers}
             sides["transformers"] = Static(folder)
-            out = measure(sides, options.repeat, vocab)
+            asked = {name: asks for name, asks in workloads(vocab).items() if name in (options.only or (name,))}
+            out = measure(sides, options.repeat, asked)
         finally:
             for server in servers:
                 asyncio.run(server.stop())
