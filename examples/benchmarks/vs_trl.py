@@ -2,6 +2,7 @@
 
     python examples/benchmarks/vs_trl.py                                  # a 2M-parameter model
     python examples/benchmarks/vs_trl.py --smollm2 .cache/models/smollm2-135m-instruct       # and SmolLM2-135M
+    python examples/benchmarks/vs_trl.py --parts multiturn                                   # a part alone
 
 TRL is installed into `.cache/trl` and shares this environment's torch and transformers. It generates and trains in one
 process with two threads; ours are an engine and a trainer with one thread each, side by side. What is rewarded is the
@@ -235,9 +236,8 @@ def compare(options: argparse.Namespace, work: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
 
     def told(name: str, side: Side) -> Side:
-        print(
-            f"{name}: {side.step:.2f} s and {side.cpu:.2f} CPU s a step; rewards {side.rewards[:1]}…{side.rewards[-1:]}"
-        )
+        rewards = f"{side.rewards[:1]}…{side.rewards[-1:]}"
+        print(f"{name}: {side.step:.2f} s and {side.cpu:.2f} CPU s a step; rewards {rewards}", flush=True)
         return side
 
     if "tiny" in options.parts:
