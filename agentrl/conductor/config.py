@@ -239,7 +239,7 @@ class RunConfig(Common):
         if self.cluster.kind != "local":
             for section, options, names in (
                 ("engine", self.engine, ("host", "port", "gpus")),
-                ("train", self.train, ("gpus",)),
+                ("train", self.train, ("gpus", "threads")),
             ):
                 if idle := [name for name in names if name in options.model_fields_set]:
                     raise ValueError(

@@ -36,6 +36,8 @@ def _dead_in_training(train: TrainOptions, gpus: int | None) -> Iterator[str]:
         yield "train.keep_checkpoints has no effect with train.checkpoint_every = 0: only the last is kept; remove it"
     if train.offload_optimizer and gpus == 0:
         yield "train.offload_optimizer has no effect with no GPU on this machine: all is in its memory; remove it"
+    if gpus and _given(train, "threads"):
+        yield "train.threads has no effect on a GPU: remove it"
     if _given(train, "gpus") and gpus == 0:
         yield "train.gpus has no effect with no GPU on this machine: remove it, or run where there is a GPU"
 

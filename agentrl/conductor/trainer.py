@@ -113,7 +113,10 @@ class TrainerGroup:
         environment |= {RANK_LOGS_VARIABLE: str(log.parent)} if ranks > 1 else {}
         environment |= gpu_environment(job.train.gpus)
         if not has_gpu():
-            environment |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+            threads = str(job.train.threads)
+            environment |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "GLOO_SOCKET_IFNAME": "lo"}
+            # Threads that wait must not spin: the engines want the cores.
+            environment["OMP_WAIT_POLICY"] = "PASSIVE"
         self.child = Child(
             "the trainer", [sys.executable, *torchrun, "-m", "agentrl.train", str(path)], log=log, env=environment
         )

@@ -253,6 +253,9 @@ class TrainOptions(BaseModel):
     """Packed tokens of one forward pass on one rank. A longer sequence makes a micro-batch of its own."""
     max_sequence: int | None = Field(None, ge=2)
     """Longer sequences are left out of the loss and counted; None for the model's own limit."""
+    threads: int = Field(1, ge=1)
+    """CPU threads that a rank computes with, where there is no GPU. More than one helps where engines leave cores idle;
+    on busy cores it is slower."""
     weights: Literal["disk", "group"] = "disk"
     """How new weights reach the engines: as a folder that they load; or by broadcast over a process group of rank 0 and
     them (gloo, or NCCL between GPUs), bucket by bucket while gathering, with the folder written behind it."""

@@ -5,9 +5,9 @@
     python examples/benchmarks/vs_trl.py --parts multiturn                                   # a part alone
 
 TRL is installed into `.cache/trl` and shares this environment's torch and transformers. It generates and trains in one
-process with two threads; ours are an engine and a trainer with one thread each, side by side. What is rewarded is the
-share of the letters a to m in an answer of at most 32 tokens, which a random model can climb. Both learn at the same
-rate, with AdamW (0.9, 0.95), without a reference.
+process with two threads; ours are an engine with one thread and a trainer with two, side by side. What is rewarded is
+the share of the letters a to m in an answer of at most 32 tokens, which a random model can climb. Both learn at the
+same rate, with AdamW (0.9, 0.95), without a reference.
 
     step_ratio             their seconds a step / ours in steady state, SmolLM2-135M
     cpu_ratio              the same of CPU seconds, over all processes of a side
@@ -67,6 +67,7 @@ max_running = 64
 context_length = 1024
 [train]
 checkpoint_every = 0
+threads = 2
 [eval]
 every = 0
 """

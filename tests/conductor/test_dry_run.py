@@ -218,6 +218,13 @@ def test_gpus_that_are_not_there(sections: dict[str, Any], gpus: int, text: str)
     refuse_dead_knobs(config(**sections))  # for another machine
 
 
+def test_threads_of_ranks_have_an_effect_without_gpus_alone() -> None:
+    sections: dict[str, Any] = {"train": {"threads": 2}}
+    refuse_dead_knobs(config(**sections), gpus=0)
+    with pytest.raises(ConfigError, match=r"train\.threads has no effect on a GPU"):
+        refuse_dead_knobs(config(**sections), gpus=1)
+
+
 MODEL = estimate.ModelSize(parameters=7_500_000_000, layers=32, hidden=4096, intermediate=11_008, kv_width=4096)
 
 
