@@ -46,7 +46,7 @@ class VirtualEnv(Env):
         common = random.Random(self._seed)
         prompt = max(1, round(self._work.prompt.at(common.gauss(0.0, 1.0))))
         self._equal = common.random() < self._work.equal_share
-        return [{"role": "user", "content": prompt, "difficulty": common.gauss(0.0, 1.0), "row": self._seed}], {}
+        return [{"role": "user", "content": str(prompt), "difficulty": common.gauss(0.0, 1.0), "row": self._seed}], {}
 
     async def step(self, action: Message) -> Step:
         """Work for the tool's time."""
@@ -61,7 +61,7 @@ class VirtualEnv(Env):
         if self._turns >= self._last:
             return Step([], 1.0 if self._equal else self._draw.random(), True, False, {})
         told = max(0, round(self._work.observation.at(self._draw.gauss(0.0, 1.0))))
-        return Step([{"role": "tool", "content": told}], 0.0, False, False, {})
+        return Step([{"role": "tool", "content": str(told)}], 0.0, False, False, {})
 
 
 class VirtualAgent(Agent):
@@ -126,7 +126,7 @@ class VirtualSession:
         self._record(told, runs)
         self._held = self._cached = context + tokens
         self._sampled += tokens
-        return {"role": "assistant", "content": tokens, "chance": self._chance}
+        return {"role": "assistant", "content": str(tokens), "chance": self._chance}
 
     def _fresh(self, first: Message, told: int) -> int:
         """Tokens that the engine has not in its cache."""
