@@ -55,7 +55,9 @@ DISK = 5e9
 LOAD = 1.0
 """Seconds of a publish beside reading."""
 KV_MEMORY = 0.85
-"""Of device memory for weights and cache."""
+"""Of device memory for weights and cache, or states and activations."""
+ACTIVATION = 34.0
+"""Bytes kept for the backward pass a token, layer and hidden dimension, in 16 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +153,16 @@ def engine_cost(kind: Device, form: Shape, work: Workload, *, parallel: int, slo
         slots=max(1, min(slots, int(room / (form.kv_bytes * work.held)))),
         load=LOAD + weights / (DISK * parallel),
     )
+
+
+def recomputes(kind: Device, form: Shape, *, longest: float, devices: int, parallel: int = 1) -> bool:
+    """Whether activations must be recomputed: those of the longest sequence do not fit beside weights and optimizer.
+
+    34 bytes a token, layer and hidden dimension with flash-attention (arXiv 2205.05198, without its attention term),
+    `parallel` devices share them; 18 bytes a parameter of states, spread over all; logits are made in chunks.
+    """
+    kept = ACTIVATION * form.layers * form.heads * form.head * longest / parallel
+    return kept + 18.0 * form.parameters / devices > KV_MEMORY * kind.memory
 
 
 def train_cost(kind: Device, form: Shape, *, devices: int, minibatches: int, recompute: bool) -> TrainCost:

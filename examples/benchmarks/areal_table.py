@@ -12,7 +12,8 @@ R1-Distill-Qwen models, math for 1.5B and 7B (1,000 steps, less than 5 % of the 
 
 What is assumed: the shares of the peak in `agentrl.simulate.presets`; answers lognormal, math median 6,000 and
 σ 0.9 (4.5 % truncated), code of mean 13,000 and σ 0.7 (DeepCoder tells of 8,000 at the start and 17,500 at the end of
-training); half of the variance of log-lengths between prompts; tensor parallelism 1, 1, 2, 4; 1 s to verify an answer,
+training); activations recomputed where those of the longest answer do not fit (all
+but 1.5B); half of the variance of log-lengths between prompts; tensor parallelism 1, 1, 2, 4; 1 s to verify an answer,
 10 s to run code.
 
 The lengths of answers, which the paper does not tell, weigh most. Its own figures imply them for math: 49.0k tokens/s
@@ -30,7 +31,7 @@ from typing import NamedTuple
 
 from agentrl.rollout.options import RolloutOptions
 from agentrl.simulate.cost import Plan, Spread, Workload
-from agentrl.simulate.presets import DEVICES, SHAPES, engine_cost, train_cost
+from agentrl.simulate.presets import DEVICES, SHAPES, engine_cost, recomputes, train_cost
 from agentrl.simulate.simulation import Report, simulate
 
 LONGEST, PROMPTS, ANSWERS, MINIBATCHES = 27_648, 512, 16, 4
@@ -69,10 +70,11 @@ SPLIT = 0.75
 def plan(model: str, work: Workload, *, engines: int, trainers: int, parallel: int) -> Plan:
     """Costs on H800s."""
     kind, form = DEVICES["h800"], SHAPES[model]
+    again = recomputes(kind, form, longest=LONGEST, devices=trainers, parallel=parallel)
     return Plan(
         engines=engines // parallel,
         engine=engine_cost(kind, form, work, parallel=parallel, slots=1024),
-        train=train_cost(kind, form, devices=trainers, minibatches=MINIBATCHES, recompute=True),
+        train=train_cost(kind, form, devices=trainers, minibatches=MINIBATCHES, recompute=again),
         work=work,
     )
 

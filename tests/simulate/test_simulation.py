@@ -16,7 +16,7 @@ from agentrl.rollout.options import RolloutOptions
 from agentrl.simulate.cost import ConductorCost, EngineCost, Plan, Spread, TrainCost, Workload
 from agentrl.simulate.engine import Fleet, VirtualEngine
 from agentrl.simulate.options import SimulateConfig
-from agentrl.simulate.presets import DEVICES, SHAPES, engine_cost, shape, train_cost
+from agentrl.simulate.presets import DEVICES, SHAPES, engine_cost, recomputes, shape, train_cost
 from agentrl.simulate.search import fitting_scale, search
 from agentrl.simulate.show import draw, run_simulate
 from agentrl.simulate.simulation import simulate
@@ -349,3 +349,12 @@ def test_the_scale_leaves_enough_episodes() -> None:
     assert fitting_scale(7, options) == 1
     limited = rollout(groups_per_step=512, samples=16, concurrency=96)
     assert fitting_scale(64, limited) == 4  # 6 episodes at once would be less than a group
+
+
+def test_activations_are_recomputed_where_they_do_not_fit() -> None:
+    kind, small, large = DEVICES["h800"], SHAPES["qwen2.5-1.5b"], SHAPES["qwen2.5-7b"]
+    assert not recomputes(kind, small, longest=27_648, devices=2)
+    assert recomputes(kind, small, longest=100_000, devices=2)
+    assert recomputes(kind, large, longest=27_648, devices=48)
+    assert not recomputes(kind, large, longest=27_648, devices=48, parallel=2)
+    assert recomputes(kind, large, longest=1, devices=1), "the states alone do not fit"
