@@ -20,6 +20,8 @@ class Caller:
     caller.end()
     ```
 
+    What ends a program (`sys.exit`) or a task, raised by the function itself, is its error: a RuntimeError.
+
     One thread, because many libraries (SQLite, renderers, simulators) want to be used from the thread that opened
     them. A call that hangs or that overlaps with another one costs a thread: the next call gets a new one. Threads are
     daemons, so code that never returns does not keep the process from ending.
@@ -30,6 +32,14 @@ class Caller:
 
     async def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The function's result. Cancelled, a plain function goes on in its thread and its result is dropped."""
+        try:
+            return await self._called(function, *args, **kwargs)
+        except (SystemExit, asyncio.CancelledError) as error:
+            if asked_to_stop(error):
+                raise
+            raise _as_error(error) from error
+
+    async def _called(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if inspect.iscoroutinefunction(function):
             return await function(*args, **kwargs)
         if self._line is None or self._line.busy:
@@ -46,6 +56,16 @@ class Caller:
 
     def __del__(self) -> None:
         self.end()
+
+
+def asked_to_stop(error: BaseException) -> bool:
+    """Whether this task is being cancelled; otherwise the code that was called raised `error` by itself."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+
+
+def _as_error(error: BaseException) -> RuntimeError:
+    return RuntimeError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__)
 
 
 async def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -82,10 +102,11 @@ class _Line:
         def work() -> None:
             try:
                 outcome: tuple[Any, BaseException | None] = (context.run(function), None)
-            except StopIteration as error:  # a future cannot carry it
-                outcome = (None, RuntimeError(f"StopIteration: {error}"))
             except Exception as error:
-                outcome = (None, error)
+                # A future cannot carry a StopIteration.
+                outcome = (None, _as_error(error) if isinstance(error, StopIteration) else error)
+            except BaseException as error:  # of this thread alone: whoever waits must be told
+                outcome = (None, _as_error(error))
             self.busy = False
             try:
                 loop.call_soon_threadsafe(settle, *outcome)

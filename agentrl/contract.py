@@ -86,8 +86,21 @@ def _messages(messages: Any, where: str) -> list[Message]:
     for message in messages:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise ContractError(f"{where}: a chat message is a dict with a 'role', got {message!r:.200}")
+        _content(message.get("content"), where)
     # A copy, because agents keep and edit what they are given and environments may reuse it.
     return copy.deepcopy(messages)
+
+
+def _content(content: Any, where: str) -> None:
+    if isinstance(content, str):
+        try:
+            content.encode()
+        except UnicodeEncodeError as error:
+            raise ContractError(
+                f"{where}: a message's content is no valid Unicode: {error}; decode what you read with errors='replace'"
+            ) from error
+    elif content is not None and not (isinstance(content, list) and all(isinstance(part, dict) for part in content)):
+        raise ContractError(f"{where}: a message's content must be text, got {_shape(content)} {content!r:.80}")
 
 
 def _info(info: Any, where: str) -> Info:

@@ -26,6 +26,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
+from agentrl.calling import asked_to_stop
 from agentrl.errors import ContractError, InfrastructureError
 
 # `import agentrl` imports this module: pydantic and numpy wait until there is a tool.
@@ -166,7 +167,10 @@ async def _call(by_name: dict[str, Tool], name: str, raw: object) -> str:
         return f"error: bad arguments for {name}: " + "; ".join(_problem(e) for e in error.errors())
     except TimeoutError:
         return f"error: {name} did not finish within {chosen.timeout:g} s"
-    except Exception as error:  # the border between user code and the model: its exceptions are the tool's answer
+    except (Exception, SystemExit, asyncio.CancelledError) as error:
+        # The border between user code and the model: its exceptions are the tool's answer, an `exit()` too.
+        if asked_to_stop(error):
+            raise
         return f"error: {type(error).__name__}: {error}"
 
 

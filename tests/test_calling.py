@@ -62,14 +62,36 @@ async def test_what_a_plain_function_does_comes_back() -> None:
     def stops() -> None:
         raise StopIteration("enough")
 
+    def exits() -> None:
+        raise SystemExit(3)
+
+    async def cancelled() -> None:
+        raise asyncio.CancelledError("its own")
+
     PLACE.set("in the episode")
     assert await call(PLACE.get) == "in the episode"
     assert await call(lambda: later()) == "awaited"
     assert await call(dict, a=1) == {"a": 1}
     with pytest.raises(KeyError, match="gone"):
         await call(raises)
-    with pytest.raises(RuntimeError, match="StopIteration: enough"):
-        await call(stops)
+    for function, says in (
+        (stops, "StopIteration: enough"),
+        (exits, "SystemExit: 3"),
+        (cancelled, "CancelledError: its own"),
+    ):
+        with pytest.raises(RuntimeError, match=says):
+            await asyncio.wait_for(call(function), 30.0)
+
+
+async def test_who_is_cancelled_ends_as_cancelled() -> None:
+    async def waits() -> None:
+        await asyncio.get_running_loop().create_future()
+
+    task = asyncio.ensure_future(call(waits))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 async def test_a_call_that_hangs_leaves_the_caller_usable(lines: Callable[[], list[threading.Thread]]) -> None:

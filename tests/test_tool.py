@@ -132,7 +132,22 @@ async def test_an_exception_is_an_observation_and_a_lost_box_is_not() -> None:
         """Use the box."""
         raise SandboxLost("box 3 is gone")
 
+    @tool
+    def leave(code: int) -> str:
+        """Leave."""
+        raise SystemExit(code)
+
+    @tool
+    async def drop() -> str:
+        """Drop it."""
+        raise asyncio.CancelledError("by itself")
+
     assert await _texts([divide], ("divide", {"by": 0})) == ["error: ZeroDivisionError: division by zero"]
+    assert await _texts([leave, drop, echo], ("leave", {"code": 3}), ("drop", {}), ("echo", {"text": "on"})) == [
+        "error: SystemExit: 3",
+        "error: CancelledError: by itself",
+        "on",
+    ]
     with pytest.raises(SandboxLost, match="box 3 is gone"):
         await _texts([divide, box], ("divide", {"by": 1}), ("box", {}))
 

@@ -2,8 +2,8 @@
 
 A call that cannot be read stays in the content as it was written and is listed in `errors`. Control characters inside
 JSON strings are accepted; of equal keys the last counts; numbers that are not finite, lone surrogates and nesting
-deeper than 64 are errors. Arguments given as a JSON string are decoded once. A complete call whose closing tag is
-missing counts where the turn ended by itself, and is an error where it was cut.
+deeper than 64 are errors. Arguments given as a JSON string are decoded once. Tags count inside a code fence too. A
+complete call whose closing tag is missing counts where the turn ended by itself, and is an error where it was cut.
 """
 
 from __future__ import annotations

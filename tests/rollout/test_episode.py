@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from agentrl.agent import Agent
@@ -137,6 +138,7 @@ class Raises(Plain):
     [
         (RuntimeError("boom"), Stop.ENV_ERROR),
         (TimeoutError("its own"), Stop.ENV_ERROR),
+        (ExceptionGroup("both", [ValueError("one")]), Stop.ENV_ERROR),
         (SandboxLost("gone"), Stop.SANDBOX_LOST),
         (DeadlineExceeded("grader"), Stop.SANDBOX_LOST),
         (EngineError("judge"), Stop.ENGINE_LOST),
@@ -153,6 +155,31 @@ def test_an_environments_error_is_no_verdict(where: str, error: Exception, stop:
     assert outcome.episode.error is not None
     assert f"env.{where} raised {type(error).__name__}: {error}" in outcome.episode.error
     assert len(outcome.episode.trajectories) == (0 if where == "reset" else 1)
+
+
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError("mine")])
+def test_what_would_end_the_run_ends_the_episode(plain: bool, error: BaseException) -> None:
+    class Exits(Plain):
+        async def step(self, action: Message) -> Any:
+            raise error
+
+    class PlainExits(Plain):
+        def step(self, action: Message) -> Any:
+            raise error
+
+    outcome = run_virtual(play((PlainExits if plain else Exits)({})))
+    assert outcome.episode.stop is Stop.ENV_ERROR
+    assert outcome.episode.error is not None
+    assert f"env.step raised RuntimeError: {type(error).__name__}: {error} ({__file__}:" in outcome.episode.error
+
+
+def test_a_generator_is_no_step() -> None:
+    class Yields(Plain):
+        async def step(self, action: Message) -> Any:
+            yield Step(ON, 1.0, True, False, {})
+
+    assert "got a async_generator" in str(run_virtual(play(Yields({}))).error)
 
 
 @pytest.mark.parametrize(
@@ -210,6 +237,19 @@ def test_what_a_client_library_made_of_a_lost_engine() -> None:
         ("step", (ON, "1.0", True, False, {}), "the reward must be a finite number"),
         ("step", (ON, 1.0, 1, False, {}), "terminated must be a bool"),
         ("step", (["x"], 1.0, True, False, {}), "a chat message is a dict with a 'role'"),
+        ("step", (ON, np.array([1.0]), True, False, {}), "the reward must be a finite number"),
+        ("step", (ON, 1.0, True, None, {}), "truncated must be a bool"),
+        ("step", (None, 1.0, True, False, {}), "observation must be a list of chat messages, got a NoneType"),
+        ("step", (ON[0], 1.0, True, False, {}), "observation must be a list of chat messages, got a dict"),
+        ("step", [ON, 1.0, True, False, {}], "five values .*, got a list"),
+        ("step", (ON, 1.0, True, False, None), "step: info must be a dict"),
+        ("step", ([{"role": "user", "content": 5}], 0.0, False, False, {}), "content must be text, got a int 5"),
+        (
+            "step",
+            ([{"role": "user", "content": "\ud800"}], 0.0, False, False, {}),
+            "no valid Unicode.*errors='replace'",
+        ),
+        ("reset", ([{"role": "user", "content": b"x"}], {}), "content must be text, got a bytes"),
         ("step", (ON, 1.0, True, False, {"reward_parts": {"a": "b"}}), "reward part 'a' must be a finite number"),
     ],
 )
