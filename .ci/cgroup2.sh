@@ -2,6 +2,7 @@
 # Runs a command, as root at the top of the project, under a kernel of its own whose only cgroups are of version 2:
 # `bash .ci/cgroup2.sh .venv/bin/python -m pytest …`. The kernel is User Mode Linux, a process of this machine; it sees
 # the machine's files, which it cannot change, and fresh /tmp, /run and /sys. `--install` fetches it (apt, 41 MB).
+# Ends with the command's code, or with 125 where this machine does not let such a kernel start.
 set -euo pipefail
 if test "${1-}" = --install; then
   apt-get install -y -qq --no-install-recommends user-mode-linux >/dev/null 2>&1 && exit
@@ -11,6 +12,7 @@ fi
 
 # What the new kernel starts first.
 if test "$$" = 1; then
+  echo "the kernel runs"
   mount -t proc proc /proc
   command=$(cat "$job") top=$top
   mount -t sysfs sysfs /sys
@@ -36,4 +38,5 @@ trap 'rm -rf "$scratch"' EXIT
 TMPDIR=$scratch timeout -k 5 "${CGROUP2_SECONDS:-600}" "$kernel" mem=2000M uml_dir="$scratch/" root=/dev/root rootfstype=hostfs rootflags=/ ro quiet \
   init="$PWD/.ci/cgroup2.sh" job="$scratch/job" top="$PWD" con=null con0=fd:0,fd:1 </dev/null 2>&1 | tee "$scratch/said"
 code=$(sed -n 's/^exit code \([0-9]*\)\r*$/\1/p' "$scratch/said" | tail -1)
+grep -q "^the kernel runs" "$scratch/said" || exit 125
 exit "${code:-1}"

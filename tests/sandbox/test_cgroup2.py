@@ -86,5 +86,7 @@ def test_all_of_it_in_a_kernel_with_version_2() -> None:
         timeout=800,
         check=False,
     )
+    if done.returncode == 125:
+        pytest.skip(f"no User Mode Linux starts here: {done.stdout[-500:]}")
     assert done.returncode == 0, done.stdout[-6000:]
     assert "5 passed, 1 skipped" in done.stdout, done.stdout[-3000:]
