@@ -57,11 +57,15 @@ class Endpoint:
     await endpoint.start()                               # session.base_url and session.openai() work from here on
     await endpoint.stop()
     ```
-    `calls` are being answered over HTTP. ConfigError where the chat template cannot be continued exactly.
+    `calls` are being answered over HTTP. ConfigError where the chat template cannot be continued exactly. `public`
+    answers calls without a session's key too, each by itself, as any server does.
     """
 
-    def __init__(self, engine: Engine, template: ChatTemplate, options: EndpointOptions | None = None) -> None:
+    def __init__(
+        self, engine: Engine, template: ChatTemplate, options: EndpointOptions | None = None, *, public: bool = False
+    ) -> None:
         self.engine = engine
+        self.public = public
         self.options = options or EndpointOptions()
         self.renderer = Renderer(template)
         if self.options.unproven_template == "refuse":
@@ -168,7 +172,7 @@ class Endpoint:
         return self._sessions.get(key)
 
     async def _models(self, request: web.Request) -> web.Response:
-        if self._session_of(request) is None:
+        if not self.public and self._session_of(request) is None:
             return _no_session()
         model = {"id": self.options.model_name, "object": "model", "created": 0, "owned_by": "agentrl"}
         if "model" in request.match_info:
@@ -184,10 +188,14 @@ class Endpoint:
 
     async def _serve(self, request: web.Request, read: Read, write: Write) -> web.StreamResponse:
         known = self._session_of(request)
-        if known is None:
+        if known is None and not self.public:
             return _no_session()
         if self.calls >= self.options.max_calls:
             return _busy(self.calls)
+        passing = None
+        if known is None:
+            passing = self.open(f"public-{secrets.token_hex(8)}", training=False)
+            known = self._sessions[passing.api_key]
         session, replays = known
         self.calls += 1
         try:
@@ -212,6 +220,8 @@ class Endpoint:
             return failure(Refused("the body is nested too deeply")).response()
         finally:
             self.calls -= 1
+            if passing is not None:
+                await self.forget(passing)
 
 
 async def _stream(request: web.Request, running: Streaming) -> web.StreamResponse:

@@ -75,6 +75,28 @@ async def test_a_session_is_found_by_key_or_path_and_is_alone(setup: Callable[..
         assert status == 401
 
 
+async def test_a_public_endpoint_answers_any_key_and_keeps_nothing(setup: Callable[..., Any]) -> None:
+    made = setup(["one<|im_end|>"])
+    made.endpoint.public = True
+    async with serving(made) as s:
+        given: Any = openai.AsyncOpenAI(base_url=f"{s.endpoint.url}/v1", api_key="none", max_retries=0)
+        async with given as client:
+
+            async def said() -> Any:
+                reply = await client.chat.completions.create(**BODY)
+                return reply.choices[0].message.content
+
+            assert await asyncio.gather(*[said() for _ in range(8)]) == ["one"] * 8
+            streamed = [part async for part in await client.chat.completions.create(**BODY, stream=True)]
+            assert "".join(part.choices[0].delta.content or "" for part in streamed if part.choices) == "one"
+            assert (await client.models.list()).data[0].id == "policy"
+            with pytest.raises(openai.BadRequestError):
+                await client.chat.completions.create(model="m", messages=[])
+        assert s.endpoint.open_sessions == 0
+        ids = [request.id for request in s.engine.requests]
+        assert len(set(ids)) == len(ids) == 9
+
+
 async def test_errors_in_openai_form(setup: Callable[..., Any]) -> None:
     async with serving(setup()) as s:
         session = s.open(max_tokens=12)

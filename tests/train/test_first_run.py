@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shlex
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -46,3 +49,30 @@ def test_whoever_follows_the_page_has_a_model_that_learned(tmp_path: Path) -> No
     ]
     assert rewards[0] < 0.3
     assert rewards[-1] > 0.7
+    serve, judge = re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    assert served_and_judged(serve, judge, tmp_path, path) > 0.7
+
+
+def served_and_judged(serve: str, judge: str, folder: Path, path: str) -> float:
+    """The reward that the command `judge` finds while `serve` serves, in a terminal of its own."""
+    env = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    serve, judge = serve.replace("30000", port), judge.replace("30000", port)
+    with subprocess.Popen(
+        [sys.executable, *shlex.split(serve)[1:]], cwd=folder, env=env, stdout=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            assert server.stdout is not None
+            assert f"is served at http://127.0.0.1:{port}/v1" in server.stdout.readline()
+            done = subprocess.run(
+                ["bash", "-euc", judge], cwd=folder, env=env, capture_output=True, text=True, timeout=200
+            )
+        finally:
+            server.terminate()
+    assert server.returncode == 0
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["eval/scored"] == 24
+    return float(found["eval/reward"])
