@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from agentrl.errors import ConfigError
 from agentrl.train import algorithm, experience
 from agentrl.train import functional as F
 from agentrl.train.algorithm import Algorithm, EpisodeTokens, Mean, Output
@@ -393,9 +392,3 @@ def test_old_weights_are_corrected_for(numerics: Case) -> None:
     on, _ = load().loss(batch, out)
     off, _ = load(behaviour="off").loss(batch, out)
     torch.testing.assert_close(on, off * float(np.exp(0.5)))
-
-
-def test_names_that_lead_nowhere() -> None:
-    for name in ("no.such.module:X", "agentrl.train.algorithm:Nothing", "agentrl.train.algorithm:mean"):
-        with pytest.raises(ConfigError, match="algorithm"):
-            algorithm.load(AlgorithmOptions(name=name))

@@ -11,6 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from agentrl.errors import ConfigError
+from agentrl.train import algorithm
 from agentrl.train.__main__ import read_job
 from agentrl.train.options import AlgorithmOptions, TrainerJob, TrainOptions, check_algorithm
 
@@ -125,3 +126,9 @@ def test_a_jobs_folders_are_looked_at_before_anything_is_loaded(tmp_path: Path) 
 def test_options_and_checkpoints_need_no_torch() -> None:
     code = "import sys, agentrl.train.options, agentrl.train.checkpoint, agentrl.train.plan, agentrl.train.feed; "
     subprocess.run([sys.executable, "-c", code + "assert 'torch' not in sys.modules"], check=True)
+
+
+def test_names_that_lead_nowhere() -> None:
+    for name in ("no.such.module:X", "agentrl.train.algorithm:Nothing", "agentrl.train.algorithm:mean"):
+        with pytest.raises(ConfigError, match="algorithm"):
+            algorithm.load(AlgorithmOptions(name=name))
