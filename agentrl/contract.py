@@ -16,15 +16,16 @@ _RESET = "reset must return (messages, info): a list of chat messages and a dict
 _STEP = "step must return the five values (observation, reward, terminated, truncated, info)"
 
 
-def checked_reset(result: Any) -> tuple[list[Message], Info]:
-    """What `Env.reset` returned; ContractError where it is something else."""
+def checked_reset(result: Any, *, content: bool = True) -> tuple[list[Message], Info]:
+    """What `Env.reset` returned; ContractError where it is something else. `content`: what messages hold is looked at
+    too."""
     if not isinstance(result, tuple) or len(result) != 2:
         raise ContractError(f"{_RESET}, got {_shape(result)}; and {_STEP}")
     messages, info = result
-    return _messages(messages, "reset"), _info(info, "reset")
+    return _messages(messages, "reset", content), _info(info, "reset")
 
 
-def checked_step(result: Any) -> Step:
+def checked_step(result: Any, *, content: bool = True) -> Step:
     """What `Env.step` returned; ContractError where it is something else."""
     if not isinstance(result, tuple) or len(result) != 5:
         hint = ""
@@ -38,7 +39,7 @@ def checked_step(result: Any) -> Step:
         if not isinstance(flag, bool | np.bool_):
             raise ContractError(f"step: {name} must be a bool, got {flag!r}")
     return Step(
-        _messages(observation, "step"),
+        _messages(observation, "step", content),
         None if reward is None else checked_number(reward, "step: the reward"),
         bool(terminated),
         bool(truncated),
@@ -80,13 +81,14 @@ def checked_action(action: Any) -> Message:
     return action
 
 
-def _messages(messages: Any, where: str) -> list[Message]:
+def _messages(messages: Any, where: str, content: bool) -> list[Message]:
     if not isinstance(messages, list):
         raise ContractError(f"{where}: the observation must be a list of chat messages, got {_shape(messages)}")
     for message in messages:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise ContractError(f"{where}: a chat message is a dict with a 'role', got {message!r:.200}")
-        _content(message.get("content"), where)
+        if content:
+            _content(message.get("content"), where)
     # A copy, because agents keep and edit what they are given and environments may reuse it.
     return copy.deepcopy(messages)
 
