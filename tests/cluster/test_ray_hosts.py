@@ -1,4 +1,4 @@
-"""A run that Ray places on three hosts, and what is lost or stands still: an actor, a link, a node. The ledger judges."""
+"""A run that Ray places on three hosts; an actor, a link, a node is lost or stands still. The ledger judges."""
 
 from __future__ import annotations
 
