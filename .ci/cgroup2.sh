@@ -15,6 +15,7 @@ if test "$$" = 1; then
   echo "the kernel runs"
   mount -t proc proc /proc
   command=$(cat "$job") top=$top
+  mount --bind "$top" /mnt
   mount -t sysfs sysfs /sys
   mount -t tmpfs tmpfs /run
   mount -t tmpfs -o size=400m,mode=1777 tmpfs /tmp
@@ -23,6 +24,8 @@ if test "$$" = 1; then
   busybox ip link set lo up
   mount -t cgroup2 cgroup2 /sys/fs/cgroup
   echo "+memory +pids +cpu" >/sys/fs/cgroup/cgroup.subtree_control
+  mkdir -p "$top"
+  test -e "$top/.ci" || mount --bind /mnt "$top" # it lay below /tmp
   cd "$top"
   code=0
   eval "$command" || code=$?
