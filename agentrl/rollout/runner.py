@@ -177,6 +177,7 @@ class Runner:
 
     async def run(self) -> None:
         """Play until cancelled. Raises RunError where nothing can be trained or nothing moves, with the cause."""
+        self._admitting = True
         loops = [asyncio.create_task(self._admit()), asyncio.create_task(self._watch())]
         failed = asyncio.create_task(self._books.failed.wait())
         try:
@@ -186,11 +187,11 @@ class Runner:
                     self._books.fail_by(task)
             self._books.check()
         finally:
+            self._admitting = False  # a publish that comes later begins nothing
             failed.cancel()
             await cancel_all([*loops, failed, *self._groups], 3 * self.options.close_seconds + 10.0)
 
     async def _admit(self) -> None:
-        self._admitting = True
         while True:
             await asyncio.sleep(self.health.pause)
             if not await self.gate.room(_LOOK_EVERY):

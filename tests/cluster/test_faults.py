@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,9 @@ from typing import Any
 import pytest
 
 from agentrl.monitor.metrics import read_metrics
-from tests.cluster.hosts import Host, ip, make_hosts, why_not
+from tests.cluster.hosts import Host, ip
 from tests.cluster.kit import PATIENCE, Cluster, ledger
-from tests.conductor.kit import lines, make_place
+from tests.conductor.kit import lines
 
 ROLES = ("engine", "trainer")
 STRIKES = [(moment, fault) for fault in ("cut", "freeze", "kill") for moment in ("rollouts", "step", "publish", "save")]
@@ -28,15 +27,6 @@ SETTINGS = (
     "train.ranks=1", "train.steps=100000", "train.checkpoint_every=1", "train.keep_checkpoints=9999",
     "eval.every=1000", "engine.count=2", "rollout.staleness=2",
 )  # fmt: skip
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    if reason := why_not():
-        pytest.skip(reason)
-    place = make_place(tmp_path)
-    with make_hosts(("c", "a", "b"), place) as (c, a, b):
-        yield Cluster(place, c, a, b)
 
 
 class Aim:

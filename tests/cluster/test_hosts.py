@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.cluster.hosts import make_hosts, why_not
+from tests.cluster.hosts import why_not
 from tests.cluster.kit import PATIENCE, Cluster, ledger
-from tests.conductor.kit import lines, make_place
+from tests.conductor.kit import lines
 
 SFT = """
 name = "s"
@@ -35,13 +33,6 @@ lost_seconds = 60
 def _namespaces() -> None:
     if reason := why_not():
         pytest.skip(reason)
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    place = make_place(tmp_path)
-    with make_hosts(("c", "a", "b"), place) as (c, a, b):
-        yield Cluster(place, c, a, b)
 
 
 @pytest.mark.slow

@@ -7,15 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.cluster.hosts import Host, ip, make_hosts, why_not
+from tests.cluster.hosts import Host, ip
 from tests.cluster.kit import Cluster, ledger
-from tests.conductor.kit import lines, make_place
+from tests.conductor.kit import lines
 
 RAY = """
 [cluster]
@@ -44,15 +43,6 @@ SETTINGS = (
     "eval.every=1000", "engine.count=2", "rollout.staleness=2", "monitor.trainer_restarts=1000",
     "monitor.engine_restarts=1000",
 )  # fmt: skip
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    if reason := why_not():
-        pytest.skip(reason)
-    place = make_place(tmp_path)
-    with make_hosts(("c", "a", "b"), place) as (c, a, b):
-        yield Cluster(place, c, a, b)
 
 
 def join_ray(cluster: Cluster, host: Host) -> None:

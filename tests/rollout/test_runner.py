@@ -143,6 +143,22 @@ def test_a_skipped_step_makes_room_for_the_next(tmp_path: Path) -> None:
     run_virtual(with_runner(tmp_path, options, rows_of(0.0, 1.0), body))
 
 
+def test_a_publish_after_the_end_begins_nothing(tmp_path: Path) -> None:
+    options = RolloutOptions(groups_per_step=4, samples=2, staleness=0)
+
+    async def body(runner: Runner, engine: ScriptedEngine) -> None:
+        assert await runner.take(0, Version(1, 0), 100.0) is not None
+        (streaming,) = (t for t in asyncio.all_tasks() if getattr(t.get_coro(), "__qualname__", "") == "Runner.run")
+        streaming.cancel()
+        await asyncio.wait([streaming])
+        asked = len(engine.requests)
+        await runner.published(Version(1, 1))
+        await asyncio.sleep(1.0)
+        assert (runner.gate.live, len(engine.requests)) == (0, asked)
+
+    run_virtual(with_runner(tmp_path, options, rows_of(0.0, 1.0), body))
+
+
 def test_a_publish_asks_the_next_rows_at_once_and_its_books_follow(tmp_path: Path) -> None:
     options = RolloutOptions(groups_per_step=4, samples=2, staleness=0)
 

@@ -25,7 +25,7 @@ const PLOTS = [
   { title: "Pool and rollouts", unit: "groups", keys: [["pool/pooled", "wait for the trainer"], ["rollout_taken_now", "with the trainer"], ["rollout_running", "run"]] },
   { title: "How episodes ended", unit: "episodes a step", pattern: "rollout/stop_", jump: "step" },
   { title: "What became of groups", unit: "groups a step", pattern: "rollout/groups_", jump: "step" },
-  { title: "Publishing", unit: "milliseconds", keys: [["publish/stall_ms", "engines stalled"], ["publish/load_ms", "loading"], ["publish/resume_ms", "until work again"]] },
+  { title: "Publishing", unit: "milliseconds", keys: [["publish/stall_ms", "engines paused"], ["publish/longest_gap_ms", "longest time without a token"], ["publish/load_ms", "loading"], ["publish/resume_ms", "until work again"]] },
 ];
 const DASHES = [undefined, [6, 4], [2, 3], [10, 3, 2, 3]];
 

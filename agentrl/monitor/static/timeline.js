@@ -215,7 +215,7 @@ function itemsOf(run) {
 
 export function told(event) {
   const step = `step ${event.step}`;
-  if (event.kind === "publish") return `version ${event.version} published, engines stalled ${number(event["publish/stall_ms"])} ms`;
+  if (event.kind === "publish") return `version ${event.version} published, engines paused ${number(event["publish/stall_ms"])} ms`;
   if (event.kind === "eval") return `evaluation of ${step}: ${number(event["eval/reward"] ?? event["eval/loss"])}`;
   if (event.kind === "checkpoint") return `checkpoint of ${step}`;
   if (event.kind === "begin") return `version ${event.version} begins at ${step}`;
