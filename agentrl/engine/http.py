@@ -61,8 +61,8 @@ class Http:
             self._poster.close()
             await asyncio.sleep(0)  # the event loop closes their sockets in its next round
         if self._session is not None:
-            await self._session.close()
-            self._session = None
+            session, self._session = self._session, None  # a call meanwhile opens a new one, not this
+            await session.close()
 
     def _url(self, path: str) -> URL:
         known = self._urls.get(path)

@@ -11,13 +11,13 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from agentrl.engine.client import EngineClient
 from agentrl.engine.failover import go_on_until
 from agentrl.engine.reply import Progress
+from agentrl.engine.seat import Seat, each, same, sums, within
 from agentrl.engine.types import Completion, GenerateRequest, OnTokens
 from agentrl.errors import DeadlineExceeded, EngineError, EngineLost
 from agentrl.types import Version
@@ -39,24 +39,6 @@ class PublishReport(NamedTuple):
     pause_seconds: float
     load_seconds: float
     stall_seconds: float
-
-
-@dataclass(eq=False)
-class _Seat:
-    client: EngineClient
-    fenced: str = ""
-    """Why it serves nothing; empty while it serves."""
-    misses: int = 0
-    sessions: int = 0
-    lost: asyncio.Event = field(default_factory=asyncio.Event)
-    catching_up: asyncio.Task[None] | None = None
-
-    def fence(self, reason: str) -> None:
-        self.fenced = reason
-        self.lost.set()
-
-    def serve(self) -> None:
-        self.fenced, self.misses, self.lost = "", 0, asyncio.Event()
 
 
 class Router:
@@ -88,8 +70,8 @@ class Router:
             raise ValueError("a router needs at least one engine client")
         self.current = current
         """Folder and version that every serving engine holds; None until the first publish."""
-        self._seats = [_Seat(client) for client in clients]
-        self._sessions: OrderedDict[str, _Seat] = OrderedDict()
+        self._seats = [Seat(client) for client in clients]
+        self._sessions: OrderedDict[str, Seat] = OrderedDict()
         self._check_every = check_every
         self._max_misses = max_misses
         self._slow_seconds = slow_seconds
@@ -119,7 +101,7 @@ class Router:
                     seat.fence(str(error))
                 self._check_now.set()
 
-    async def _run(self, seat: _Seat, progress: Progress, on_tokens: OnTokens | None) -> Completion:
+    async def _run(self, seat: Seat, progress: Progress, on_tokens: OnTokens | None) -> Completion:
         guarded = len(self._seats) > 1
         done = await go_on_until(seat.lost, seat.client, progress, on_tokens, guarded=guarded)
         if done is not None:
@@ -127,7 +109,7 @@ class Router:
         progress.losses += 1
         raise EngineLost(f"{seat.client.url} was fenced: {seat.fenced}")
 
-    async def _seat(self, request: GenerateRequest, progress: Progress) -> _Seat:
+    async def _seat(self, request: GenerateRequest, progress: Progress) -> Seat:
         while True:
             seat = self._sessions.get(request.session)
             if seat is not None and not seat.fenced:
@@ -148,7 +130,7 @@ class Router:
                     f"{progress.limit} tokens ({reasons})"
                 ) from error
 
-    def _assign(self, session: str, seat: _Seat) -> _Seat:
+    def _assign(self, session: str, seat: Seat) -> Seat:
         before = self._sessions.pop(session, None)
         if before is not None:
             before.sessions -= 1
@@ -174,19 +156,19 @@ class Router:
                 reasons = "; ".join(f"{s.client.url}: {s.fenced}" for s in self._seats)
                 raise EngineError(f"no engine serves, weights {version} went nowhere ({reasons})")
             begun = time.monotonic()
-            failures: dict[_Seat, BaseException] = {}
+            failures: dict[Seat, BaseException] = {}
             pausing = [s for s in seats if not s.client.hot_swap]
             try:
-                await _each(pausing, lambda s: s.client.pause(), failures, self._slow_seconds)
+                await each(pausing, lambda s: s.client.pause(), failures, self._slow_seconds)
                 paused = time.monotonic()
                 ready = [s for s in seats if s not in failures]
                 take = load or (lambda client: client.update_from_disk(path, version))
-                await _each(ready, lambda s: take(s.client), failures, self._slow_seconds)
+                await each(ready, lambda s: take(s.client), failures, self._slow_seconds)
                 loaded = time.monotonic()
             finally:
                 # A fenced one goes on when it has caught up: a host that is gone must not hold up those that serve.
                 going = [s for s in pausing if not s.fenced]
-                await asyncio.shield(_each(going, lambda s: s.client.resume(), failures, self._slow_seconds))
+                await asyncio.shield(each(going, lambda s: s.client.resume(), failures, self._slow_seconds))
             updated = [s for s in seats if s not in failures]
             self._settle(version, updated, failures)
             self.current = (Path(path), version)
@@ -199,7 +181,7 @@ class Router:
                 time.monotonic() - begun if pausing else 0.0,
             )
 
-    def _settle(self, version: Version, updated: list[_Seat], failures: dict[_Seat, BaseException]) -> None:
+    def _settle(self, version: Version, updated: list[Seat], failures: dict[Seat, BaseException]) -> None:
         for seat, error in failures.items():
             # A refusal by all leaves all on the old weights; whatever else failed is in an unknown state.
             if updated or not isinstance(error, EngineError) or isinstance(error, EngineLost):
@@ -211,7 +193,7 @@ class Router:
 
     async def add(self, client: EngineClient) -> None:
         """Let a started engine serve, once it has the current weights and that is proved. EngineError otherwise."""
-        seat = _Seat(client, fenced="not yet checked")
+        seat = Seat(client, fenced="not yet checked")
         while True:
             target = self.current
             try:
@@ -236,15 +218,18 @@ class Router:
 
     async def remove(self, url: str) -> None:
         """Take an engine out; its requests go on elsewhere."""
-        async with self._changing:
-            seat = next((s for s in self._seats if s.client.url == url.rstrip("/")), None)
-            if seat is None:
-                raise EngineError(f"no engine {url}: there are {[s.client.url for s in self._seats]}")
-            self._seats.remove(seat)
-            seat.fence("it was taken out")
+        seat = next((s for s in self._seats if s.client.url == url.rstrip("/")), None)
+        if seat is None:
+            raise EngineError(f"no engine {url}: there are {[s.client.url for s in self._seats]}")
+        seat.leaves = True
+        # Before the lock, which it may hold while its host says nothing.
         if seat.catching_up is not None:
             seat.catching_up.cancel()
             await asyncio.wait((seat.catching_up,))
+        async with self._changing:
+            if seat in self._seats:
+                self._seats.remove(seat)
+            seat.fence("it was taken out")
         await seat.client.close()
 
     async def checksums(self) -> dict[str, dict[str, str]]:
@@ -298,20 +283,22 @@ class Router:
 
     async def _note(self) -> None:
         """Remember what a lone engine's weights add up to: no other could vouch for the one that replaces it."""
-        serving = [s.client for s in self._seats if not s.fenced]
+        serving = [s for s in self._seats if not s.fenced]
         current = self.current
         if len(serving) != 1 or current is None or (self._noted is not None and self._noted[0] == current[1]):
             return
         try:
-            sums = await serving[0].checksums()
+            found = await sums(serving[0])
             # Versions only go up: what it serves now it served all the while.
-            if (await serving[0].model_info()).version == current[1]:
-                self._noted = (current[1], sums)
+            if found is not None and (await serving[0].client.model_info()).version == current[1]:
+                self._noted = (current[1], found)
         except (EngineError, DeadlineExceeded):
             return  # its own check will find it
 
-    async def _check(self, seat: _Seat) -> None:
+    async def _check(self, seat: Seat) -> None:
         if seat.fenced:
+            if seat.leaves:
+                return
             if seat.catching_up is None:
                 seat.catching_up = asyncio.get_running_loop().create_task(self._come_back(seat))
             # One that loads for minutes must not keep the others from being asked.
@@ -327,7 +314,7 @@ class Router:
         except EngineError as error:
             seat.fence(str(error))
 
-    async def _come_back(self, seat: _Seat) -> None:
+    async def _come_back(self, seat: Seat) -> None:
         """Let a fenced seat serve again once it has caught up; a failure is the new reason."""
         try:
             target = self.current
@@ -341,59 +328,32 @@ class Router:
         finally:
             seat.catching_up = None
 
-    async def _catch_up(self, seat: _Seat, target: tuple[Path, Version] | None) -> None:
+    async def _catch_up(self, seat: Seat, target: tuple[Path, Version] | None) -> None:
         version = (await seat.client.model_info()).version
         await seat.client.resume()
         if target is not None and version != target[1]:
             await seat.client.update_from_disk(*target)
 
-    async def _prove(self, seat: _Seat) -> None:
+    async def _prove(self, seat: Seat) -> None:
         """Let a seat serve after it has, provably, the weights of one that serves, or of the one that did last."""
-        witness = next((s for s in self._seats if s is not seat and not s.fenced), None)
-        if witness is not None:
-            ours, theirs = await asyncio.gather(seat.client.checksums(), witness.client.checksums())
-            _same(ours, theirs, f"{seat.client.url} holds other weights than {witness.client.url}")
-        elif self._noted is not None and self.current is not None and self._noted[0] == self.current[1]:
-            ours = await seat.client.checksums()
-            _same(
-                ours, self._noted[1], f"{seat.client.url} holds other weights than those that served {self.current[1]}"
-            )
+        async with within(self._slow_seconds, f"the proof of {seat.client.url}'s weights"):
+            ours, theirs = await asyncio.gather(seat.client.checksums(), self._vouched(seat))
+        if theirs is not None:
+            same(ours, theirs[1], f"{seat.client.url} holds other weights than {theirs[0]}")
         seat.serve()
 
+    async def _vouched(self, seat: Seat) -> tuple[str, dict[str, str]] | None:
+        """What the weights should add up to, and who says so; None where nobody can.
 
-def _same(ours: dict[str, str], theirs: dict[str, str], otherwise: str) -> None:
-    if ours != theirs:
-        wrong = sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name))
-        raise EngineError(f"{otherwise}: {wrong[:3]}")
-
-
-async def _each(
-    seats: Sequence[_Seat],
-    call: Callable[[_Seat], Awaitable[None]],
-    failures: dict[_Seat, BaseException],
-    seconds: float | None = None,
-) -> None:
-    """Call every seat at once; an infrastructure fault is noted for its seat, the first one counts.
-
-    One that takes longer than `seconds`, or is fenced meanwhile, has failed and is waited for no longer.
-    """
-
-    async def one(seat: _Seat) -> None:
-        work = asyncio.ensure_future(call(seat))
-        lost = asyncio.ensure_future(seat.lost.wait())
-        try:
-            await asyncio.wait((work, lost), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                work.result()
-            elif lost.done():
-                raise EngineLost(f"{seat.client.url} was fenced meanwhile: {seat.fenced}")
-            else:
-                raise DeadlineExceeded(f"{seat.client.url} took longer than {seconds:g} s: the others go on without it")
-        except (EngineError, DeadlineExceeded) as error:
-            failures.setdefault(seat, error)
-        finally:
-            lost.cancel()
-            work.cancel()
-            await asyncio.wait((work, lost))
-
-    await asyncio.gather(*(one(seat) for seat in seats))
+        Publishes wait for this: a witness that is lost while it is asked is not waited for, the next one is.
+        """
+        while witness := next((s for s in self._seats if s is not seat and not s.fenced), None):
+            try:
+                if (found := await sums(witness)) is not None:
+                    return witness.client.url, found
+            except EngineLost as error:
+                witness.fence(str(error))
+                self._check_now.set()
+        if self._noted is not None and self.current is not None and self._noted[0] == self.current[1]:
+            return f"those that served {self.current[1]}", self._noted[1]
+        return None

@@ -49,7 +49,7 @@ class ScriptedServer:
     ```
 
     `calls` lists every control call (and its end, as "… done") and generation in order, `running` the live request ids;
-    `info_hangs` makes the whole server look frozen.
+    `info_hangs` makes the whole server look frozen, with `sums_hang` only the question for checksums is never answered.
     Without `spans` and `pauses` it is as servers were before they had them.
     """
 
@@ -77,7 +77,7 @@ class ScriptedServer:
         self.checksum = "0"
         self.checksum_of: Callable[[str], str] = str
         """The checksum of the weights in a folder; its path where it does not matter what it holds."""
-        self.info_hangs = False
+        self.info_hangs = self.sums_hang = False
         self.url = ""
         self._going = asyncio.Event()
         self._going.set()
@@ -131,6 +131,8 @@ class ScriptedServer:
             # As SGLang: every request whose id begins so.
             self._abort(lambda rid: bool(body.get("abort_all")) or rid.startswith(body["rid"]))
         elif request.path == "/weights_checker":
+            if self.info_hangs or self.sums_hang:
+                await asyncio.sleep(3600)
             return web.json_response({"success": True, "ranks": [{"checksums": {"w": self.checksum}}]})
         elif request.path == "/update_weight_version":
             self.version = body["new_version"]

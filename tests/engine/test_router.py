@@ -226,6 +226,36 @@ async def test_a_lone_engine_that_was_restarted_proves_its_weights_before_it_ser
             await later.stop()
 
 
+async def test_an_engine_that_vouches_for_another_and_is_lost_holds_nobody_up(tmp_path: Path) -> None:
+    async with _fleet(1) as (router, (server,)), ScriptedServer(_counting) as late:
+        await router.publish(tmp_path, V11)
+        await _until(lambda: router._noted is not None)
+        router._seats[0].client._load_timeout = 1e9
+        server.sums_hang = True
+        before = len(server.calls)
+        joining = asyncio.create_task(router.add(EngineClient(late.url)))
+        await _until(lambda: "/weights_checker done" in [path for path, _ in server.calls[before:]])
+        router.fence(server.url, "its host is gone")
+        async with asyncio.timeout(30):
+            await joining
+            await router.publish("newer", Version(1, 2))
+        assert router.serving == (late.url,)
+
+
+async def test_an_engine_that_goes_while_it_comes_back_holds_nobody_up(tmp_path: Path) -> None:
+    async with _fleet(2) as (router, servers):
+        await router.publish(tmp_path, V11)
+        router._seats[1].client._load_timeout = 1e9
+        servers[1].sums_hang = True
+        router.fence(servers[1].url, "no answer")
+        before = len(servers[1].calls)
+        await _until(lambda: "/weights_checker done" in [path for path, _ in servers[1].calls[before:]])
+        async with asyncio.timeout(30):
+            await router.remove(servers[1].url)
+            await router.publish("newer", Version(1, 2))
+        assert router.serving == (servers[0].url,)
+
+
 async def _until(ready: object, seconds: float = 60.0) -> None:
     assert callable(ready)
     async with asyncio.timeout(seconds):
