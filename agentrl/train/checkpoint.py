@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
 
 from agentrl.errors import ConfigError, RunError
 from agentrl.types import Version
@@ -49,6 +50,26 @@ class Checkpoint:
         return Version.parse(self.version).number
 
 
+class _Body(BaseModel):
+    """The manifest as it is on disk: `crc` is of all the rest, and absent in what older versions wrote."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    step: NonNegativeInt
+    version: str
+    take: int
+    cursor: dict[str, Any]
+    world: PositiveInt
+    state: dict[str, Any]
+    files: dict[str, tuple[NonNegativeInt, NonNegativeInt]]
+    crc: int | None = None
+
+
+def state_file(rank: int, world: int) -> str:
+    """The file of `rank` among `world`."""
+    return f"state-{rank:05d}-of-{world:05d}.safetensors"
+
+
 def folder(checkpoints: Path, step: int) -> Path:
     """Where the checkpoint of `step` is, or will be."""
     return checkpoints / f"{_PREFIX}{step:07d}"
@@ -62,7 +83,7 @@ def aside(checkpoints: Path, step: int) -> Path:
 def commit(checkpoints: Path, step: int, content: Mapping[str, Any], *, keep: int) -> Checkpoint:
     """Describe and rename the folder put together at `aside`; then remove all but the newest `keep`.
 
-    `content` has the fields of `Checkpoint` but `path`, `step` and `files`.
+    `content` has the fields of `Checkpoint` but `path`, `step` and `files`. RunError where a rank's part is missing.
     """
     source, target = aside(checkpoints, step), folder(checkpoints, step)
     files = {
@@ -70,16 +91,18 @@ def commit(checkpoints: Path, step: int, content: Mapping[str, Any], *, keep: in
         for path in sorted(source.rglob("*"))
         if path.is_file()
     }
+    if missing := _missing_parts(files, int(content["world"])):
+        raise RunError(f"checkpoint of step {step}: {source} has no {missing[0]}, so it is not made whole")
     body = {"step": step, **content, "files": files}
     with (source / MANIFEST).open("wb") as out:
-        out.write(orjson.dumps(body, option=orjson.OPT_INDENT_2))
+        out.write(orjson.dumps({**body, "crc": _seal(body)}, option=orjson.OPT_INDENT_2))
     sync(source)
     if target.exists():
         # Of an abandoned continuation that came as far as this one: this one's weights are the surviving ones.
         shutil.rmtree(target)
     source.rename(target)
     _sync_folder(checkpoints)
-    _retain(checkpoints, keep)
+    _retain(checkpoints, step, keep)
     return Checkpoint(path=target, **body)
 
 
@@ -97,8 +120,11 @@ def _sync_folder(path: Path) -> None:
         os.close(handle)
 
 
-def _retain(checkpoints: Path, keep: int) -> None:
-    for old in _folders(checkpoints)[keep:]:
+def _retain(checkpoints: Path, step: int, keep: int) -> None:
+    """Those after `step` go too: damaged ones, or of a continuation that was given up. They must not outlive this."""
+    found = _folders(checkpoints)
+    later = [path for path in found if _step(path) > step]
+    for old in later + found[len(later) + keep :]:
         shutil.rmtree(old, ignore_errors=True)
     for torn in checkpoints.glob(f"{_ASIDE}*"):
         shutil.rmtree(torn, ignore_errors=True)
@@ -109,16 +135,35 @@ def _folders(checkpoints: Path) -> list[Path]:
     if not checkpoints.is_dir():
         return []
     found = [p for p in checkpoints.iterdir() if p.is_dir() and p.name.startswith(_PREFIX)]
-    return sorted((p for p in found if p.name.removeprefix(_PREFIX).isdecimal()), reverse=True)
+    return sorted((p for p in found if p.name.removeprefix(_PREFIX).isdecimal()), key=_step, reverse=True)
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix(_PREFIX))
+
+
+def _missing_parts(files: Mapping[str, Any], world: int) -> list[str]:
+    return [name for rank in range(world) if (name := state_file(rank, world)) not in files]
+
+
+def _seal(body: Mapping[str, Any]) -> int:
+    return zlib.crc32(orjson.dumps(body, option=orjson.OPT_SORT_KEYS))
 
 
 def read(path: Path, *, thorough: bool = True) -> Checkpoint:
     """The checkpoint at `path`; ConfigError says what is missing or damaged. `thorough` reads all the bytes."""
     try:
-        found = Checkpoint(path=path, **orjson.loads((path / MANIFEST).read_bytes()))
-        Version.parse(found.version)
+        body = _Body.model_validate_json((path / MANIFEST).read_bytes())
+        Version.parse(body.version)
+        fields = body.model_dump(exclude={"crc"})
+        whole = body.crc is None or body.crc == _seal(fields)
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"checkpoint {path} has no readable {MANIFEST} ({error}): use an earlier one") from error
+    found = Checkpoint(path=path, **fields)
+    if not whole:
+        raise ConfigError(f"checkpoint {path} is damaged: {MANIFEST} has another checksum; use an earlier one")
+    if missing := _missing_parts(found.files, found.world):
+        raise ConfigError(f"checkpoint {path} is torn: {MANIFEST} names no {missing[0]}; use an earlier one")
     for name, (size, crc) in found.files.items():
         file = path / name
         actual = file.stat().st_size if file.is_file() else -1

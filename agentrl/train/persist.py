@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from agentrl.errors import RunError
-from agentrl.train import checkpoint, export, shards
+from agentrl.train import checkpoint, export
 from agentrl.train.deepspeed import Backend
 from agentrl.train.feed import Feed
 from agentrl.train.options import TrainerJob
@@ -43,7 +43,7 @@ def save(backend: Backend, job: TrainerJob, state: State, feed: Feed | None = No
     together(backend, source, (lambda: _fresh(source)) if first else _nothing)
     write_weights(backend, job.model_dir, source / "model")
     tensors, common = backend.state()
-    part = source / shards.name(backend.rank, backend.world)
+    part = source / checkpoint.state_file(backend.rank, backend.world)
     together(backend, part, lambda: save_file(tensors, part))
     content = {
         "version": str(state.version(job.incarnation)),

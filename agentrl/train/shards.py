@@ -15,10 +15,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-
-def name(rank: int, world: int) -> str:
-    """The file of `rank` among `world`."""
-    return f"state-{rank:05d}-of-{world:05d}.safetensors"
+from agentrl.train.checkpoint import state_file
 
 
 class Reader:
@@ -31,7 +28,7 @@ class Reader:
 
     def __enter__(self) -> Reader:
         self._files = [
-            self._stack.enter_context(safe_open(self._folder / name(rank, self._world), framework="pt"))
+            self._stack.enter_context(safe_open(self._folder / state_file(rank, self._world), framework="pt"))
             for rank in range(self._world)
         ]
         return self
