@@ -16,7 +16,7 @@ from agentrl.cluster.hub import Hub
 from agentrl.cluster.protocol import Drop, EngineTask, Fetch, Source
 from agentrl.cluster.spread import spread
 from agentrl.conductor.desk import Desk
-from agentrl.conductor.engines import ASK_EVERY, CALM_SECONDS, FENCED_SECONDS
+from agentrl.conductor.engines import ASK_EVERY, CALM_SECONDS, FENCED_SECONDS, counters_of
 from agentrl.conductor.watchdog import Wait
 from agentrl.engine.client import EngineClient
 from agentrl.engine.options import EngineOptions
@@ -173,12 +173,7 @@ class RemoteFleet:
 
     async def counters(self) -> list[dict[str, Any]]:
         """Each serving engine's own counters; one that does not answer is left out."""
-        found = []
-        for seat in list(self._seats.values()):
-            with suppress(EngineError, DeadlineExceeded, TimeoutError):
-                async with asyncio.timeout(1.0):
-                    found.append(await seat.client.counters())
-        return found
+        return await counters_of([seat.client for seat in self._seats.values()])
 
     def waits(self) -> Sequence[Wait]:
         """For the watchdog."""

@@ -138,14 +138,7 @@ class Fleet:
 
     async def counters(self) -> list[dict[str, Any]]:
         """Each live engine's own counters; an engine that does not answer is left out."""
-        found = []
-        for server in self._servers:
-            try:
-                async with asyncio.timeout(1.0):
-                    found.append(await self._watcher(server.url).counters())
-            except (EngineError, DeadlineExceeded, TimeoutError):
-                continue
-        return found
+        return await counters_of([self._watcher(server.url) for server in self._servers])
 
     def waits(self) -> Sequence[Wait]:
         """For the watchdog: engines that serve nothing."""
@@ -213,3 +206,16 @@ class Fleet:
             # Its process is dead or will be found fenced: the next round starts it again, within the same limit.
             self._desk.note(f"{fresh.child.name} did not come back: {str(error).partition(chr(10))[0]}")
             fresh.child.kill()
+
+
+async def counters_of(clients: Sequence[EngineClient]) -> list[dict[str, Any]]:
+    """Each engine's own counters; one that does not answer within a second is left out. A publish waits for this."""
+
+    async def one(client: EngineClient) -> dict[str, Any] | None:
+        try:
+            async with asyncio.timeout(1.0):
+                return await client.counters()
+        except (EngineError, DeadlineExceeded, TimeoutError):
+            return None
+
+    return [found for found in await asyncio.gather(*map(one, clients)) if found is not None]

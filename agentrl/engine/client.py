@@ -27,7 +27,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 _STREAM_INTERVAL = 16
 """Tokens a stream event where the stream only guards against the engine's death."""
 _NO_SUCH_CALL = frozenset({404, 405})
-_ABORT_AGAIN = 1.0
+_ABORT_AGAIN, _ABORT_SECONDS = 1.0, 5.0
 _LONG = 600.0  # bounded by the pause's own deadline
 
 
@@ -136,10 +136,10 @@ class EngineClient:
             asked = min(progress.left, self._chunk) if self._chunk and progress.continues else progress.left
             try:
                 part = await self._attempt(progress, asked, on_tokens, fail_over, guarded)
-            except EngineLost:
+            except (EngineLost, DeadlineExceeded) as error:  # the request's own deadline is a TimeoutError here
                 progress.losses += 1
                 if fail_over:
-                    raise
+                    raise EngineLost(str(error)) from error
                 part = None
             done = self._finished(progress, part, asked)
             if done is not None:
@@ -226,7 +226,7 @@ class EngineClient:
             try:
                 await self.abort(rid)
                 return
-            except EngineLost:
+            except (EngineLost, DeadlineExceeded):
                 if fail_over:
                     return  # the router fences this engine: it is not asked again before it answers
                 await asyncio.sleep(pause)
@@ -350,7 +350,7 @@ class EngineClient:
         """End the requests whose ids begin so; unknown ids are no error. Remembered while paused."""
         if self._paused:
             self._aborted_in_pause.append(rid)
-        await self._control("/abort_request", {"rid": rid}, f"the abort of {rid}", 5.0)
+        await self._control("/abort_request", {"rid": rid}, f"the abort of {rid}", _ABORT_SECONDS)
 
     async def close(self) -> None:
         """Wait for aborts that are under way and close the connections."""

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from agentrl.engine.client import EngineClient
 from agentrl.engine.failover import go_on_until
 from agentrl.engine.reply import Progress
-from agentrl.engine.seat import Seat, each, same, sums, within
+from agentrl.engine.seat import Seat, each, same, while_it_serves, within
 from agentrl.engine.types import Completion, GenerateRequest, OnTokens
 from agentrl.errors import DeadlineExceeded, EngineError, EngineLost
 from agentrl.types import Version
@@ -288,9 +288,10 @@ class Router:
         if len(serving) != 1 or current is None or (self._noted is not None and self._noted[0] == current[1]):
             return
         try:
-            found = await sums(serving[0])
+            found = await while_it_serves(serving[0], serving[0].client.checksums())
+            info = await while_it_serves(serving[0], serving[0].client.model_info())
             # Versions only go up: what it serves now it served all the while.
-            if found is not None and (await serving[0].client.model_info()).version == current[1]:
+            if found is not None and info is not None and info.version == current[1]:
                 self._noted = (current[1], found)
         except (EngineError, DeadlineExceeded):
             return  # its own check will find it
@@ -305,8 +306,9 @@ class Router:
             await asyncio.wait((seat.catching_up,), timeout=self._check_every)
             return
         try:
-            await seat.client.model_info()
-            seat.misses = 0
+            # The round waits for every answer: one whose host is gone, which others notice sooner, gives none.
+            if await while_it_serves(seat, seat.client.model_info()) is not None:
+                seat.misses = 0
         except DeadlineExceeded as error:
             seat.misses += 1
             if seat.misses >= self._max_misses:
@@ -349,7 +351,7 @@ class Router:
         """
         while witness := next((s for s in self._seats if s is not seat and not s.fenced), None):
             try:
-                if (found := await sums(witness)) is not None:
+                if (found := await while_it_serves(witness, witness.client.checksums())) is not None:
                     return witness.client.url, found
             except EngineLost as error:
                 witness.fence(str(error))

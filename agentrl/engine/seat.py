@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from agentrl.engine.client import EngineClient
 from agentrl.errors import DeadlineExceeded, EngineError, EngineLost
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(eq=False)
@@ -35,9 +38,9 @@ class Seat:
         self.fenced, self.misses, self.lost = "", 0, asyncio.Event()
 
 
-async def sums(seat: Seat) -> dict[str, str] | None:
-    """The checksums of an engine that serves; None where it is fenced meanwhile: it may never answer."""
-    asked = asyncio.ensure_future(seat.client.checksums())
+async def while_it_serves(seat: Seat, question: Coroutine[Any, Any, Answer]) -> Answer | None:
+    """What an engine that serves answers; None where it is fenced meanwhile: it may never answer."""
+    asked = asyncio.ensure_future(question)
     lost = asyncio.ensure_future(seat.lost.wait())
     try:
         await asyncio.wait((asked, lost), return_when=asyncio.FIRST_COMPLETED)

@@ -137,6 +137,21 @@ async def test_a_lost_connection_is_aborted_before_a_retry(streamed: bool) -> No
         assert _generations(server)[1]["input_ids"] == [9, 10, 11, 12]
 
 
+async def test_an_abort_that_is_not_answered_is_said_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentrl.engine.client._ABORT_SECONDS", 0.1)
+    async with ScriptedServer(_counting, control_delay=60.0) as server:
+        server.faults.append(Fault("reset", after=3))
+        client = EngineClient(server.url)
+        task = asyncio.create_task(client.generate(request("r", [9], max_tokens=6)))
+        async with asyncio.timeout(30):
+            while len(server.calls) < 3 and not task.done():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert [path for path, _ in server.calls] == ["/generate", "/abort_request", "/abort_request"]
+        server.control_delay = 0.0
+        assert (await task).tokens.tolist() == list(range(10, 16))
+        await client.close()
+
+
 async def test_a_refused_connection_is_tried_again_without_an_abort() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

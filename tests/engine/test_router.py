@@ -79,6 +79,26 @@ async def test_a_hanging_engine_is_fenced_and_its_requests_move() -> None:
     assert done.tokens.tolist() == list(range(10, 16))
 
 
+async def test_a_request_moves_also_where_nobody_answers_its_abort(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentrl.engine.client._ABORT_SECONDS", 0.1)
+    async with _fleet(2, control_delay=60.0) as (router, servers):
+        servers[0].faults.append(Fault("reset", after=3))
+        done = await router.generate(request("r", [9], max_tokens=6))
+        assert [body["rid"] for body in _asked(servers[1])] == ["r~1."]
+    assert done.tokens.tolist() == list(range(10, 16))
+
+
+async def test_an_engine_comes_back_while_another_one_is_lost() -> None:
+    async with _fleet(2) as (router, servers):
+        router._seats[0].client._control_timeout = 1e9
+        await router.generate(request("r", [9]))
+        servers[0].info_hangs = True
+        await asyncio.sleep(0.2)  # it is being asked
+        router.fence(servers[1].url, "it did not fetch in time")
+        router.fence(servers[0].url, "its host is gone")
+        await _until(lambda: router.serving == (servers[1].url,), 30.0)
+
+
 async def test_a_poison_request_does_not_take_every_engine() -> None:
     async with _fleet(4) as (router, servers):
         for server in servers:
