@@ -46,7 +46,7 @@ from agentrl.errors import RunError
 from agentrl.rollout.player import Player
 from agentrl.rollout.pool import Pool
 from agentrl.rollout.runner import Runner
-from agentrl.train.checkpoint import Checkpoint, read
+from agentrl.train.checkpoint import Checkpoint, oldest
 from agentrl.types import Group, Version
 
 LAST_PUBLISH_SECONDS = 300.0
@@ -299,9 +299,8 @@ class _Run:
         self._watchdog.beat(f"checkpoint of step {ready.step}")
         self._supervisor.saved(ready)
         self._desk.metrics.write("checkpoint", {"step": ready.step, "path": ready.path})
-        oldest = min(self._desk.folder.checkpoints.glob("step-*"), default=None)
-        if oldest is not None:
-            found = await asyncio.to_thread(read, oldest, thorough=False)
+        found = await asyncio.to_thread(oldest, self._desk.folder.checkpoints)
+        if found is not None:
             await self.runner.retain(found.cursor)
 
     async def phase(self, phase: Phase) -> None:

@@ -187,6 +187,16 @@ def newest(checkpoints: Path) -> tuple[Checkpoint | None, list[str]]:
     return None, refused
 
 
+def oldest(checkpoints: Path) -> Checkpoint | None:
+    """The oldest that could be gone back to, by the sizes of its files; a damaged one is passed over."""
+    for path in reversed(_folders(checkpoints)):
+        try:
+            return read(path, thorough=False)
+        except ConfigError:
+            continue
+    return None
+
+
 def disk_error(path: Path, error: OSError) -> RunError:
     """A failed write as an error that says where, why and what to do."""
     where = next((p for p in (path, *path.parents) if p.exists()), Path("/"))

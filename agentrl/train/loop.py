@@ -4,7 +4,8 @@
 
 Every rank runs it. Rank 0 speaks with the conductor and tells the others; each fetches the groups it needs by itself.
 A step whose loss or gradients are not finite, or that has no token to train, changes no weight: it is counted, its
-version has the weights of the one before, and it is not made a checkpoint.
+version has the weights of the one before, and it is not made a checkpoint: one that was due is made after the next
+step, and at the end of the run it is the step before that is saved, whose weights these are.
 """
 
 from __future__ import annotations
@@ -78,13 +79,12 @@ class Trainer:
             minibatches = experience.estimate(self.backend, self.algorithm, minibatches, len(taken.groups))
             with phases.phase("train", step):
                 results = [self.train(batches, step) for batches in minibatches]
-            state.step, state.take, state.cursor = step, taken.take, taken.cursor
-            changed = self.count(results)
+            changed = self.count(step, taken, results)
             with phases.phase("weights", step):
                 self.hand_over()
             self.report(taken, plan, minibatches, results, time.perf_counter() - started)
-            if changed and self.options.checkpoint_every and step % self.options.checkpoint_every == 0:
-                self.save()
+            if changed and state.due(self.options.checkpoint_every):
+                self.save(state)
         return self.finish(f"all {self.options.steps} steps are done")
 
     @property
@@ -174,18 +174,18 @@ class Trainer:
         loss = self.recorder.watch(self.algorithm.loss, batches) if self.job.trace else self.algorithm.loss
         return self.backend.step(batches, loss, lr=rate, entropy_gradient=entropy)
 
-    def count(self, results: Sequence[StepResult | None]) -> bool:
-        """Count what was skipped; whether the weights changed and are sound. RunError after too many in a row."""
+    def count(self, step: int, taken: Manifest, results: Sequence[StepResult | None]) -> bool:
+        """Count the step; whether it changed the weights and skipped nothing. RunError after too many skipped."""
         state = self.state
+        applied = sum(r is not None and r.applied for r in results)
         skipped = sum(r is not None and not r.applied for r in results)
-        state.skipped += skipped
-        state.skipped_in_a_row = state.skipped_in_a_row + 1 if skipped else 0
+        state.trained(step, taken.take, taken.cursor, applied=applied, skipped=skipped)
         if state.skipped_in_a_row >= MAX_SKIPPED:
             raise RunError(
                 f"{MAX_SKIPPED} steps in a row had a loss or gradient that is not finite, up to step {state.step}: "
                 f"lower train.lr (now {self.options.lr}) or use bf16 or fp32, then resume from the last checkpoint"
             )
-        return not skipped and any(r is not None for r in results)
+        return applied > 0 and not skipped
 
     def hand_over(self, *, resumed: bool = False) -> None:
         """Write the weights and tell the conductor, which publishes them and removes the folder when it is done.
@@ -234,17 +234,17 @@ class Trainer:
         if self.job.trace:
             self.feed.trace(self.state.step, self.job.incarnation, self.backend.rank, self.recorder.encode())
 
-    def save(self) -> None:
-        """Write a checkpoint and tell the conductor."""
-        state = self.state
+    def save(self, state: State) -> None:
+        """Write a checkpoint of the present weights under `state`, and tell the conductor."""
         with self.phases.phase("checkpoint", state.step):
             path = persist.save(self.backend, self.job, state, self.feed)
-        state.saved = state.step
+        self.state.saved = state.step
         if self.lead:
-            self.feed.checkpoint(state.step, self.version, str(path), state.take, state.cursor)
+            version = state.version(self.job.incarnation)
+            self.feed.checkpoint(state.step, version, str(path), state.take, state.cursor)
 
     def finish(self, reason: str) -> str:
         """Save what is not saved yet, unless the process is to end at once."""
-        if reason != TOLD_TO_STOP and self.state.saved < self.state.step and not self.state.skipped_in_a_row:
-            self.save()
+        if reason != TOLD_TO_STOP and (unsaved := self.state.unsaved()) is not None:
+            self.save(unsaved)
         return reason

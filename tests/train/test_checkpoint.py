@@ -72,6 +72,16 @@ def test_a_damaged_manifest_is_passed_over(zero3_resume: Case, tmp_path: Path) -
     assert found.step == 4, "older versions wrote no checksum of the manifest itself"
 
 
+def test_the_oldest_that_can_be_gone_back_to(tmp_path: Path) -> None:
+    assert checkpoint.oldest(tmp_path) is None
+    for step in (2, 3, 4):
+        save(tmp_path, step, keep=3)
+    (checkpoint.folder(tmp_path, 2) / "model" / "model.safetensors").write_bytes(b"")
+    found = checkpoint.oldest(tmp_path)
+    assert found is not None
+    assert found.step == 3
+
+
 @settings(max_examples=40)
 @given(size=st.integers(1, 40), saved=st.integers(1, 9), now=st.integers(1, 9))
 def test_any_number_of_ranks_reads_what_any_other_saved(
