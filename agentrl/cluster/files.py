@@ -86,7 +86,8 @@ class Shelf:
 
     async def _list(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]
-        if name not in self._held and (found := self._find(name)) is not None:
+        # Also where it is held: a group that was started again makes the same checkpoint anew, in another folder.
+        if (found := self._find(name)) is not None:
             self.put(name, found)
         held = self._held.get(name)
         if held is None:

@@ -8,19 +8,21 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from agentrl.cluster.beats import Member, while_there
-from agentrl.cluster.files import TransferFailed, fetch
+from agentrl.cluster.beats import Member, MemberGone, while_there
+from agentrl.cluster.files import QUIET_SECONDS, Listing, TransferFailed, fetch
 from agentrl.cluster.hub import Hub, slots
 from agentrl.cluster.protocol import Source, TrainerTask
 from agentrl.conductor.cause import Death, is_consequence
 from agentrl.conductor.feed import CommitRequest, Phase
+from agentrl.conductor.publish import WeightsLost
 from agentrl.conductor.trainer import START_SECONDS, Heartbeat, Heartbeats
 from agentrl.conductor.watchdog import Wait
-from agentrl.errors import RunError
+from agentrl.errors import EngineError, RunError
 from agentrl.train import checkpoint
 from agentrl.train.options import TrainerJob
 
 _POLL = 0.1
+_RETRY = 0.5
 
 
 class _Part(NamedTuple):
@@ -117,6 +119,25 @@ class RemoteGroup:
                 raise TransferFailed("the group that wrote it is over")
             made = await asyncio.to_thread(checkpoint.commit, checkpoints, asked.step, asked.content, keep=asked.keep)
         return made.path
+
+    async def fetch_weights(self, name: str, target: Path) -> Listing:
+        """Have what rank 0 wrote as `name` in `target`. WeightsLost where its host or the group is gone.
+
+        While both live a broken transfer is tried again: the trainer waits until its weights are out.
+        """
+        lead = self._parts[0].member
+        until = time.monotonic() + 3 * self._hub.options.lost_seconds + QUIET_SECONDS
+        while True:
+            try:
+                return await while_there(lead, fetch(self._hub.http, [lead.join.address], name, target))
+            except MemberGone as error:
+                raise WeightsLost(str(error)) from error
+            except TransferFailed as error:
+                if self._over and not self._clean:
+                    raise WeightsLost(str(error)) from error
+                if time.monotonic() > until:
+                    raise EngineError(f"{name} did not come from {lead.name}, which is there: {error}") from error
+            await asyncio.sleep(_RETRY)
 
     async def _fetch_parts(self, step: int, aside: Path) -> None:
         parts = [

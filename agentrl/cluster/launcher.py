@@ -18,8 +18,7 @@ from typing import Any, Protocol
 from aiohttp import web
 
 from agentrl.child import LOGS_VARIABLE, Child
-from agentrl.cluster.beats import MemberGone, while_there
-from agentrl.cluster.files import TransferFailed, fetch, read_token
+from agentrl.cluster.files import read_token
 from agentrl.cluster.fleet import RemoteFleet, drop, weights_name
 from agentrl.cluster.hub import Hub
 from agentrl.cluster.options import ClusterOptions
@@ -319,14 +318,10 @@ class RemoteLauncher:
         """Have the weights of `version` in `path`, from the host of the trainer's first rank."""
         if await asyncio.to_thread(path.is_dir):
             return
-        lead = self._ranks.group.lead if self._ranks.group is not None else None
-        if lead is None or lead.gone:
+        group = self._ranks.group
+        if group is None or (lead := group.lead) is None:
             raise WeightsLost("the trainer's host is gone")
-        try:
-            work = fetch(self._hub.http, [lead.join.address], weights_name(version), path)
-            listing = await while_there(lead, work)
-        except (TransferFailed, MemberGone) as error:
-            raise WeightsLost(str(error)) from error
+        listing = await group.fetch_weights(weights_name(version), path)
         self._hub.shelf.put(weights_name(version), path, listing)
         done = [offered for offered in self._offered if offered <= version]
         self._offered = [offered for offered in self._offered if offered > version]

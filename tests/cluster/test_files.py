@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -155,3 +156,17 @@ async def test_a_listing_that_takes_long_gives_signs_of_life(
         told = await response.read()
     assert told.startswith(b" ")
     assert orjson.loads(told)["files"]["x"][0] == 64 << 20
+
+
+async def test_what_is_made_again_elsewhere_is_served_from_there(http: aiohttp.ClientSession, tmp_path: Path) -> None:
+    """A group lost a host while its checkpoint was fetched; the next one comes to the same step on this host."""
+    made = [tmp_path / "trainer-1", tmp_path / "trainer-2"]
+    for number, folder in enumerate(made):
+        folder.mkdir()
+        (folder / f"state-{number}").write_text("x")
+    server = Server(Shelf(lambda name: made[0]))
+    await server.start()
+    assert list(await fetch(http, [server.url], "checkpoint-2", tmp_path / "one")) == ["state-0"]
+    shutil.rmtree(made.pop(0))
+    assert list(await fetch(http, [server.url], "checkpoint-2", tmp_path / "two")) == ["state-1"]
+    await server.stop()

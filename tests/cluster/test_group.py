@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,13 @@ from aiohttp import web
 
 from agentrl import __version__
 from agentrl.cluster.beats import Member, MemberGone, while_there
-from agentrl.cluster.files import TransferFailed, open_http
+from agentrl.cluster.files import Handler, Shelf, TransferFailed, open_http
 from agentrl.cluster.group import RemoteGroup
 from agentrl.cluster.hub import Hub
 from agentrl.cluster.options import ClusterOptions
 from agentrl.cluster.protocol import Join
 from agentrl.conductor.feed import CommitRequest
+from agentrl.conductor.publish import WeightsLost
 from agentrl.train.options import AlgorithmOptions, TrainerJob, TrainOptions
 
 TOKEN = "a-token-for-the-tests-only"
@@ -52,9 +54,65 @@ async def test_nobody_waits_for_a_host_that_is_gone() -> None:
 
 @pytest.mark.parametrize("how", ["lost", "stopped"])
 async def test_a_checkpoint_of_a_group_that_is_over_is_not_made_whole(how: str, silent: str, tmp_path: Path) -> None:
+    async with _group(silent, tmp_path) as (hub, group, lead):
+        asked = CommitRequest(step=3, version="1.3", content={}, keep=1)
+        commit = asyncio.ensure_future(group.commit(asked, tmp_path / "c"))
+        await asyncio.sleep(0.1)
+        if how == "lost":
+            hub.lose(lead, "not heard of")
+        else:
+            await group.stop()
+        with pytest.raises(MemberGone if how == "lost" else TransferFailed):
+            await asyncio.wait_for(commit, 5)
+        assert not list((tmp_path / "c").glob("step-*"))
+
+
+@pytest.mark.parametrize("how", ["broken once", "lost", "stopped"])
+async def test_weights_are_passed_over_only_with_the_group_that_made_them(how: str, tmp_path: Path) -> None:
+    """Else the trainer would wait for a batch that only the publish of these weights makes room for."""
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "model.safetensors").write_bytes(b"weights")
+    shelf, asked = Shelf(), list[str]()
+    shelf.put("weights-1.7", tmp_path / "made")
+
+    @web.middleware
+    async def broken(request: web.Request, handler: Handler) -> web.StreamResponse:
+        asked.append(request.path)
+        if request.transport is not None and (how != "broken once" or len(asked) == 1):
+            request.transport.abort()
+        return await handler(request)
+
+    files = web.Application(middlewares=[broken])
+    files.add_routes(shelf.routes())
+    app = web.Application()
+    app.add_subapp("/files", files)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    async with _group(f"http://127.0.0.1:{runner.addresses[0][1]}", tmp_path) as (hub, group, lead):
+        coming = asyncio.ensure_future(group.fetch_weights("weights-1.7", tmp_path / "here"))
+        if how == "broken once":
+            assert list(await asyncio.wait_for(coming, 20)) == ["model.safetensors"]
+            assert (tmp_path / "here" / "model.safetensors").read_bytes() == b"weights"
+        else:
+            while len(asked) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            assert not coming.done()
+            if how == "lost":
+                hub.lose(lead, "not heard of")
+            else:
+                await group.stop()
+            with pytest.raises(WeightsLost):
+                await asyncio.wait_for(coming, 5)
+    await runner.cleanup()
+
+
+@asynccontextmanager
+async def _group(address: str, place: Path) -> AsyncIterator[tuple[Hub, RemoteGroup, Member]]:
+    """A group of one rank on a host that only serves what the test says."""
     hub = Hub(ClusterOptions(kind="external", port=0, lost_seconds=2.0), TOKEN, run="r", note=print)
     await hub.start({})
-    join = {"role": "trainer", "address": silent, "host": "127.0.0.1", "name": "x", "version": __version__}
+    join = {"role": "trainer", "address": address, "host": "127.0.0.1", "name": "x", "version": __version__}
     async with open_http(TOKEN) as http:
         async with http.post(f"{hub.url}/cluster/join", json=join) as response:
             joined = await response.json()
@@ -62,23 +120,15 @@ async def test_a_checkpoint_of_a_group_that_is_over_is_not_made_whole(how: str, 
         async with http.post(f"http://127.0.0.1:{joined['beats']}/beat", json=beat) as response:
             assert response.status == 200
     job = TrainerJob(
-        run="r", train=TrainOptions(), algorithm=AlgorithmOptions(), model_dir=tmp_path, feed_url="http://x",
-        weights_dir=tmp_path / "w", checkpoints_dir=tmp_path / "c",
+        run="r", train=TrainOptions(), algorithm=AlgorithmOptions(), model_dir=place / "model", feed_url="http://x",
+        weights_dir=place / "w", checkpoints_dir=place / "c",
     )  # fmt: skip
-    group = RemoteGroup(job, "token", hub, silent_seconds=60.0, keep_log=lambda text: tmp_path)
+    group = RemoteGroup(job, "token", hub, silent_seconds=60.0, keep_log=lambda text: place)
     ended = asyncio.ensure_future(group.ended())
     while group.lead is None:  # noqa: ASYNC110
         await asyncio.sleep(0.02)
-    asked = CommitRequest(step=3, version="1.3", content={}, keep=1)
-    commit = asyncio.ensure_future(group.commit(asked, tmp_path / "c"))
-    await asyncio.sleep(0.1)
-    if how == "lost":
-        hub.lose(group.lead, "not heard of")
-    else:
-        await group.stop()
-    with pytest.raises(MemberGone if how == "lost" else TransferFailed):
-        await asyncio.wait_for(commit, 5)
-    assert not list((tmp_path / "c").glob("step-*"))
+    lead = group.lead
+    yield hub, group, lead
     ended.cancel()
-    hub.lose(group.lead, "the test is over")  # nobody says goodbye to a host that does not answer
+    hub.lose(lead, "the test is over")  # nobody says goodbye to a host that does not answer
     await hub.stop()
