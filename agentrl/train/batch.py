@@ -105,13 +105,22 @@ class Batch:
 class Columns:
     """The arrays of one sequence, `[length]` each, before they are joined."""
 
-    def __init__(self, group: Group, item: Item, credit: Mapping[int, float], version: int, demonstrations: bool):
+    def __init__(
+        self,
+        group: Group,
+        item: Item,
+        credit: Mapping[int, float],
+        version: int,
+        demonstrations: bool,
+        longest: int | None,
+    ):
         episode = group.episodes[item.episode]
         trajectory = episode.trajectories[item.trajectory]
         n = len(trajectory)
         self.tokens = trajectory.tokens.astype(np.int64)
         self.turns = turn_indices(episode, item.trajectory)
-        self.mask = train_mask(episode, item.trajectory, self.turns, None if demonstrations else credit)
+        trained = None if demonstrations else credit
+        self.mask = train_mask(episode, item.trajectory, self.turns, trained)
         self.behaviour = np.where(self.mask, trajectory.logprobs, np.float32(0))
         self.temperatures = np.where(self.mask, trajectory.temperatures, np.float32(1))
         sampled = self.mask & (trajectory.versions >= 0)
@@ -121,7 +130,7 @@ class Columns:
         self.episodes = np.full(n, item.group * EPISODES + item.episode, np.int64)
         self.trajectories = np.full(n, item.trajectory, np.int32)
         self.groups = np.full(n, group.id, np.int64)
-        self.episode_tokens = np.full(n, trained_tokens(episode, None if demonstrations else credit), np.float32)
+        self.episode_tokens = np.full(n, trained_tokens(episode, trained, longest), np.float32)
         self.positions = np.arange(n, dtype=np.int64)
 
 
@@ -158,12 +167,12 @@ def _of_turns(turns: NDArray[np.int32], values: Mapping[int, float]) -> NDArray[
     return table[turns]  # the last place is that of turn -1
 
 
-def trained_tokens(episode: Episode, credit: Mapping[int, float] | None) -> int:
-    """How many tokens of the episode are trained; `credit` as for `train_mask`."""
+def trained_tokens(episode: Episode, credit: Mapping[int, float] | None, longest: int | None = None) -> int:
+    """How many tokens of the episode are trained; `credit` as for `train_mask`. None in trajectories over `longest`."""
     return sum(
         int(train_mask(episode, i, turn_indices(episode, i), credit).sum())
         for i, t in enumerate(episode.trajectories)
-        if not t.abandoned
+        if not t.abandoned and (longest is None or len(t) <= longest)
     )
 
 
@@ -185,10 +194,12 @@ def pack(
     *,
     version: int,
     demonstrations: bool = False,
+    longest: int | None = None,
 ) -> Batch:
     """One pass as tensors. `groups` and `credits` are by place in the manifest; `version` is the one being trained.
 
-    No items give a dummy of two untrained tokens, which keeps a rank in step with the others.
+    `longest` is the plan's: trajectories that it left out are in no denominator either. No items give a dummy of two
+    untrained tokens, which keeps a rank in step with the others.
     """
     if not items:
         return _dummy()
@@ -201,7 +212,7 @@ def pack(
                 f"group {group.id}, episode {item.episode}: trajectory {item.trajectory} has {len(trajectory)} tokens, "
                 f"the manifest said {item.length}: the feed's manifest and its bytes are of different takes"
             )
-        columns.append(Columns(group, item, credits[item.group][item.episode], version, demonstrations))
+        columns.append(Columns(group, item, credits[item.group][item.episode], version, demonstrations, longest))
 
     def joined(name: str, dtype: torch.dtype) -> Tensor:
         return torch.from_numpy(np.concatenate([vars(c)[name] for c in columns])).to(dtype)

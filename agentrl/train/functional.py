@@ -186,8 +186,9 @@ def kl(logprobs: Tensor, reference: Tensor, mask: Tensor, estimator: Literal["k1
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """The mean over the mask; 0, still in the graph, where the mask is empty."""
-    return torch.where(mask, values, 0.0).sum() / mask.sum().clamp(min=1)
+    """The mean over the mask, in float32 at least; 0, still in the graph, where the mask is empty."""
+    total = torch.where(mask, values, 0.0).sum(dtype=torch.promote_types(values.dtype, torch.float32))
+    return total / mask.sum().clamp(min=1)
 
 
 def gather_logprobs(logits: Tensor, tokens: Tensor, temperature: Tensor | float = 1.0) -> Tensor:
@@ -224,7 +225,7 @@ def group_advantages(
     n = len(known)
     if n < 2 or max(known) == min(known):
         return [0.0 for _ in returns]
-    mean = math.fsum(known) / n
+    mean = _mean(known)
     if baseline == "leave_one_out":
         return [0.0 if r is None else (r - mean) * n / (n - 1) for r in returns]
     scale = 1.0
@@ -248,12 +249,20 @@ def turn_advantages(
     n, places = len(known), sorted({turn for r in known for turn in r})
     if n < 2:
         return [{} if r is None else dict.fromkeys(r, 0.0) for r in returns]
-    means = {turn: math.fsum(r.get(turn, 0.0) for r in known) / n for turn in places}
+    means = {turn: _mean([r.get(turn, 0.0) for r in known]) for turn in places}
     scale = (n - 1) / n if baseline == "leave_one_out" else 1.0
     if baseline == "group_std":
         deviations = [r.get(turn, 0.0) - means[turn] for turn in places for r in known]
         scale = _root_mean_square(deviations, (n - 1) * max(len(places), 1)) + 1e-6
     return [{} if r is None else {turn: (r[turn] - means[turn]) / scale for turn in r} for r in returns]
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Of equal values exactly their value, of large ones no overflow."""
+    if max(values) == min(values):
+        return values[0]
+    shrink = 0.5 ** len(values).bit_length()  # a power of two: nothing is rounded
+    return math.fsum(v * shrink for v in values) / (len(values) * shrink)
 
 
 def _root_mean_square(values: Sequence[float], count: int) -> float:

@@ -146,10 +146,10 @@ class Trainer:
     def pack(self, taken: Manifest, plan: Plan, groups: dict[int, Group]) -> list[list[Batch]]:
         """Credit, then tensors: this rank's passes of each minibatch."""
         credits = {place: self.algorithm.credit(group) for place, group in enumerate(taken.groups)}
-        version, imitate = taken.version.number, self.algorithm.demonstrations
+        version, imitate, longest = taken.version.number, self.algorithm.demonstrations, self.backend.longest
         return [
             [
-                translate.pack(items, groups, credits, version=version, demonstrations=imitate)
+                translate.pack(items, groups, credits, version=version, demonstrations=imitate, longest=longest)
                 for items in minibatch[self.backend.rank]
             ]
             for minibatch in plan.passes

@@ -23,6 +23,8 @@ from agentrl.train.batch import Batch
 ATTENTION = "agentrl_packed"
 CHUNK = 1 << 22
 """Logits held at once."""
+NEVER = -1e30
+"""Log-prob of a token that a bias of -inf rules out: it adds 0 · NEVER = 0 to an entropy, where -inf would add NaN."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -79,7 +81,7 @@ class TokenLogprobs(torch.autograd.Function):
             norms[rows] = norm = logits.logsumexp(1)
             log_probs = logits.sub_(norm[:, None])
             logprobs[rows] = log_probs.gather(1, tokens[rows, None]).squeeze(1)
-            entropy[rows] = -(log_probs.exp().mul_(log_probs)).sum(1)
+            entropy[rows] = -(log_probs.exp().mul_(log_probs.clamp_(min=NEVER))).sum(1)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden, weight, bias, tokens, temperature, norms, entropy)
         return logprobs, entropy
@@ -95,7 +97,7 @@ class TokenLogprobs(torch.autograd.Function):
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None else None
         for rows in _chunks(len(hidden), len(weight)):
             logits = _logits(hidden[rows], weight, bias, temperature[rows])
-            log_probs = logits.sub_(norms[rows, None])
+            log_probs = logits.sub_(norms[rows, None]).clamp_(min=NEVER)
             probs = log_probs.exp()
             if grad_entropy is not None:
                 grad = -(log_probs.add_(entropy[rows, None])).mul_(probs).mul_(grad_entropy[rows, None])

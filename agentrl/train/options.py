@@ -176,6 +176,9 @@ class AlgorithmOptions(BaseModel):
             yield _OVERLONG_KNOBS, "overlong_tokens unset"
         if ":" in self.name:
             return  # a class of one's own may read any of them
+        if self.kl_coef > 0 and (self.kl_in, self.kl_estimator) == ("loss", "k1"):
+            reason = "kl_in = 'loss' and kl_estimator = 'k1', whose gradient is 0 on average (take 'k2' or 'k3')"
+            yield frozenset({"kl_coef"}), reason
         if self.name in ("gspo", "cispo"):
             yield frozenset({"dual_clip"}), f"algorithm {self.name!r}"
         if self.name == "ppo":

@@ -102,4 +102,4 @@ def _mean(values: Sequence[float]) -> float:
 
 def _deviation(values: Sequence[float]) -> float:
     mean = _mean(values)
-    return math.sqrt(_mean([(v - mean) ** 2 for v in values]))
+    return math.hypot(*(v - mean for v in values)) / math.sqrt(max(len(values), 1))

@@ -10,9 +10,10 @@ import torch
 from agentrl.errors import RunError
 from agentrl.train import manifest, report
 from agentrl.train.batch import Batch, pack
-from agentrl.train.plan import Item
+from agentrl.train.functional import Denominators, token_weights
+from agentrl.train.plan import Item, make_plan
 from agentrl.types import Group, Stop
-from tests.train.drawing import draw, episode
+from tests.train.drawing import describe, draw, episode
 
 Case = dict[str, dict[str, Any]]
 
@@ -118,6 +119,31 @@ def test_rewards_are_finite_numbers_or_none(numerics: Case) -> None:
         else:
             with pytest.raises(RunError, match="reward"):
                 read(entry(reward))
+
+    with pytest.raises(RunError, match="reward"):
+        read(entry(10 ** numerics["N06"]["input"]["digits"]))
+
+
+def test_what_is_left_out_for_its_length_is_in_no_denominator(numerics: Case) -> None:
+    case, expected = numerics["N04"]["input"], numerics["N04"]["expected"]
+    episodes = []
+    for sample, pictures in enumerate(case["episodes"]):
+        turns = [(t, t, len(draw(p)), float(t == 0)) for t, p in enumerate(pictures)]
+        episodes.append(episode([draw(p) for p in pictures], turns, sample=sample))
+    group = Group(0, 0, 0, "test", tuple(episodes))
+    plan = make_plan(describe([group], 0), ranks=2, minibatches=1, budget=5, longest=case["longest"])
+    assert plan.overlong == 2
+    credits = [[{t.index: 1.0 for t in e.turns} for e in group.episodes]]
+    passes = [
+        pack(p, {0: group}, {0: credits[0]}, version=0, longest=case["longest"]) for r in plan.passes[0] for p in r
+    ]
+    _, trained, _, count = report.local_counts([passes]).tolist()
+    assert (trained, count) == (expected["trained"], pytest.approx(expected["episodes"]))
+    weights = torch.cat(
+        [token_weights(b.mask, b.episode_tokens, Denominators(trained, round(count)), "sequence_mean") for b in passes]
+    )
+    assert weights[weights > 0].sort(descending=True).values.tolist() == expected["sequence_mean_weights"]
+    assert {n for b in passes for n in b.episode_tokens[b.mask].tolist()} == set(expected["episode_tokens"])
 
 
 def test_empty_episode_is_in_the_group_mean_and_adds_no_token(numerics: Case) -> None:

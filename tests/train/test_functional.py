@@ -122,6 +122,34 @@ def test_equal_or_lonely_rewards_have_no_advantage(numerics: Case, id: str) -> N
     assert F.group_advantages(case["input"]["rewards"], "group_std") == case["expected"]["advantages"]
 
 
+@pytest.mark.parametrize("baseline", ["group_std", "group_mean", "leave_one_out"])
+def test_equal_rewards_leave_no_rounding_errors(
+    numerics: Case, baseline: Literal["group_std", "group_mean", "leave_one_out"]
+) -> None:
+    case = numerics["N02"]
+    for rewards, largest in zip(case["input"]["groups"], case["expected"]["largest"], strict=True):
+        assert max(map(abs, F.group_advantages(rewards, baseline))) <= largest
+        turns = [None if r is None else {0: r, 2: 2 * r} for r in rewards]
+        assert max(abs(a) for e in F.turn_advantages(turns, baseline) for a in e.values()) <= largest
+
+
+@pytest.mark.parametrize("baseline", ["group_std", "group_mean", "leave_one_out"])
+def test_large_rewards_end_nothing(
+    numerics: Case, baseline: Literal["group_std", "group_mean", "leave_one_out"]
+) -> None:
+    rewards, signs = numerics["N03"]["input"]["rewards"], numerics["N03"]["expected"]["signs"]
+    by_turn = [e[0] for e in F.turn_advantages([{0: r} for r in rewards], baseline)]
+    for found in (F.group_advantages(rewards, baseline), by_turn):
+        assert [math.copysign(1, a) for a in found] == signs
+
+
+def test_means_are_taken_in_float32(numerics: Case) -> None:
+    case = numerics["N05"]["input"]
+    for dtype in case["dtypes"]:
+        values = torch.full((case["count"],), case["value"], dtype=vars(torch)[dtype])
+        assert F.masked_mean(values, on(len(values))).item() == numerics["N05"]["expected"]["mean"]
+
+
 def test_missing_reward_stays_out_of_the_baseline(numerics: Case) -> None:
     case = numerics["F04"]
     for rewards, mean, mask in zip(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -43,6 +44,27 @@ def test_chunked_logprobs_and_gradients(monkeypatch: pytest.MonkeyPatch, chunk: 
             torch.autograd.backward(torch.stack([(factors[i] * outputs[i]).sum() for i in wanted]).sum())
         for a, b in zip(ours, theirs, strict=True):
             torch.testing.assert_close(a.grad, b.grad, atol=2e-5, rtol=1e-4)
+
+
+def test_a_token_that_is_ruled_out_leaves_the_entropy_alone(numerics: dict[str, dict[str, Any]]) -> None:
+    """As a vocabulary without it has."""
+    case = numerics["N01"]["input"]
+    bias, heat = torch.tensor([float(b) for b in case["bias"]]), torch.full((4,), case["temperature"])
+    kept, tokens = bias > -torch.inf, torch.tensor([0, 2, 1, 0])
+    torch.manual_seed(0)
+    whole = [torch.randn(4, 6), torch.randn(5, 6), bias]
+    less = [whole[0], whole[1][kept], bias[kept]]
+    found = []
+    for leaves in (whole, less):
+        leaves = [x.clone().requires_grad_() for x in leaves]
+        logprobs, entropy = TokenLogprobs.apply(*leaves, tokens, heat)  # type: ignore[no-untyped-call]
+        assert float(entropy.detach().max()) <= numerics["N01"]["expected"]["entropy_at_most"]
+        grads = torch.autograd.grad((logprobs + 2 * entropy).sum(), leaves)
+        found.append(
+            [logprobs, entropy, grads[0], *(g[:3] for g in grads[1:]), *(g[3:].abs().sum() for g in grads[1:])]
+        )
+    for with_it, without in zip(*found, strict=True):
+        torch.testing.assert_close(with_it, without)
 
 
 def batch(*pictures: str) -> Batch:

@@ -31,6 +31,8 @@ from agentrl.train.options import AlgorithmOptions, TrainerJob, TrainOptions, ch
         ({"behaviour_floor": 0.5}, "behaviour_floor has no effect with behaviour = 'truncate'"),
         ({"behaviour": "off", "behaviour_level": "sequence"}, "behaviour_level has no effect"),
         ({"kl_estimator": "k1"}, "kl_estimator has no effect with kl_coef = 0"),
+        ({"kl_coef": 0.1, "kl_estimator": "k1"}, "kl_coef has no effect with kl_in = 'loss' and kl_estimator = 'k1'"),
+        ({"name": "ppo", "kl_coef": 0.1, "kl_in": "loss"}, "take 'k2' or 'k3'"),
         ({"reference": "folder"}, "reference has no effect with kl_coef = 0"),
         ({"gae_lambda": 0.9}, "gae_lambda has no effect with algorithm 'grpo', which has no critic"),
         ({"discount": 0.9}, "discount has no effect with credit = 'episode'"),
