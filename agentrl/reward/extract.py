@@ -14,7 +14,7 @@ _FINAL = re.compile(
     r"\bfinal\s+answer\b\s*(?:\*\*|__)?\s*(?:is\b)?\s*[:：]?\s*(?:\*\*|__)?\s*(?:is\b\s*:?)?", re.IGNORECASE
 )
 _NUMBER = re.compile(
-    r"(?<![\w.])[-−]?\s?[$€£]?\s?(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(?:\s?/\s?\d+(?![\d.]))?\s?\\?%?"
+    r"(?<![\w.])[-−]?\s?[$€£]?\s?(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?(?:\s?/\s?\d+(?!\d|\.\d))?\s?\\?%?"
 )
 _PLACEHOLDERS = frozenset(
     {"", "...", "…", r"\ldots", r"\dots", "answer", "your answer", "final answer", r"\text{answer}"}

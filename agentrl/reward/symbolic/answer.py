@@ -11,6 +11,8 @@ import sympy
 from agentrl.reward.symbolic.expression import Parser
 from agentrl.reward.symbolic.numeric import identical
 from agentrl.reward.symbolic.residues import residues
+from agentrl.reward.symbolic.special import PHRASES, choice, in_words, special
+from agentrl.reward.symbolic.spelling import visible
 from agentrl.reward.symbolic.tokens import Token, Unreadable, tokenize
 from agentrl.reward.symbolic.units import split_unit
 from agentrl.reward.symbolic.values import (
@@ -23,7 +25,6 @@ from agentrl.reward.symbolic.values import (
     Ratio,
     RealSet,
     Scalar,
-    Text,
     Value,
 )
 from agentrl.reward.symbolic.words import NOT_AN_ANSWER, SCALES
@@ -33,45 +34,15 @@ MOST_SIGNS = 3
 MOST_ITEMS = 64
 
 _RELATIONS = {"=": "=", "<": "<", ">": ">", "le": "<=", "ge": ">=", "ne": "!=", "in": "in", "approx": "~"}
-_CLOCK = re.compile(r"(\d{1,2}):([0-5]\d)\s*(?:([ap])\.?\s*m\.?)?", re.IGNORECASE)
-_BASED = re.compile(r"\(?\s*([0-9A-Z]+)\s*\)?\s*_\s*\{?\s*(?:\\text\{)?\s*(\d+|[a-z]+)\s*\}?\s*\}?")
-_BASES = {
-    "two": 2,
-    "three": 3,
-    "four": 4,
-    "five": 5,
-    "six": 6,
-    "seven": 7,
-    "eight": 8,
-    "nine": 9,
-    "ten": 10,
-    "twelve": 12,
-}
-_WORDS = re.compile(r"\\?(?:text|textbf|mathrm|textit|mbox)\s*\{([^{}\\$]*)\}|([A-Za-z][A-Za-z'-]*)")
-_PHRASES = {
-    "no solution": "no solution",
-    "no solutions": "no solution",
-    "no real solution": "no real solution",
-    "no real solutions": "no real solution",
-    "does not exist": "dne",
-    "dne": "dne",
-    "undefined": "undefined",
-    "all real numbers": "all real numbers",
-    "infinitely many": "infinitely many",
-    "infinitely many solutions": "infinitely many",
-    "infinite solutions": "infinitely many",
-    "not possible": "impossible",
-    "impossible": "impossible",
-}
 
 
 def readings(text: str) -> list[Value]:
     """What `text` can mean: one value, or two where `1,234` is a number or a list; Unreadable where it has none."""
-    text = _trimmed(text)
+    text = _trimmed(visible(text))
     if not text:
         raise Unreadable("nothing is written")
-    if (special := _special(text) or residues(text, _answer)) is not None:
-        return [special]
+    if (found := choice(text, readings) or special(text) or residues(text, _answer)) is not None:
+        return [found]
     first = _answer(tokenize(text))
     if not re.search(r"\d,\d{3}", text):
         return [first]
@@ -92,46 +63,10 @@ def _trimmed(text: str) -> str:
                 and left not in inside
             ):
                 text = inside.strip()
-        if text.endswith((".", ";", ",")) and not text.endswith(("\\,", "\\;")):
-            text = text[:-1].rstrip()
+        if text.endswith((".", ";", ",")) and not text.endswith(("\\,", "\\;", "..")):
+            text = re.sub(r"(?<!\\)\\$", "", text[:-1].rstrip()).rstrip()
         if text == before:
             return text
-
-
-def _special(text: str) -> Value | None:
-    """Clock times, numerals with a base, and answers in words."""
-    plain = re.sub(r"\\text\{([^{}]*)\}|\\(?=[ ,;])|\\mathrm\{([^{}]*)\}", lambda m: m[1] or m[2] or " ", text).strip()
-    if found := _CLOCK.fullmatch(re.sub(r"\s+", " ", plain)):
-        suffix = (found[3] or "").lower()
-        parts = (sympy.Integer(found[1]), sympy.Integer(found[2]))
-        return Ratio(parts, f"{int(found[1])}:{found[2]}{suffix}")
-    if found := _BASED.fullmatch(text):
-        base = _BASES.get(found[2]) or (int(found[2]) if found[2].isdigit() else 0)
-        single = len(found[1]) == 1 and found[1].isalpha()
-        if not single and any(char.isdigit() for char in found[1]):
-            if not 2 <= base <= 36:
-                raise Unreadable(f"a numeral with the base {found[2]!r}")
-            try:
-                return Scalar(sympy.Integer(int(found[1], base)))
-            except ValueError as error:
-                raise Unreadable(f"{found[1]!r} has a digit that base {base} lacks") from error
-    return _words(plain, text)
-
-
-def _words(plain: str, text: str) -> Value | None:
-    lowered = " ".join(plain.lower().split()).rstrip(".")
-    if set(lowered.split()) & NOT_AN_ANSWER and lowered not in _PHRASES:
-        raise Unreadable(f"{text!r} is no answer")
-    if lowered in _PHRASES:
-        phrase = _PHRASES[lowered]
-        return RealSet(sympy.S.Reals) if phrase == "all real numbers" else Text(phrase)
-    whole = _WORDS.fullmatch(text)
-    if whole is not None and whole[1] is not None:
-        words = whole[1].strip()
-        # In \text{} up to five words are an answer in words; one letter, digits and functions are mathematics.
-        if re.fullmatch(r"[A-Za-z][A-Za-z.' -]+", words) and 2 <= len(words.split()) <= 5:
-            return Text(" ".join(words.lower().split()))
-    return None
 
 
 def _answer(tokens: list[Token]) -> Value:
@@ -142,16 +77,26 @@ def _answer(tokens: list[Token]) -> Value:
         raise Unreadable(f"a list of more than {MOST_ITEMS} values")
     values = [_item(clause) for _, clause in clauses]
     links = {link for link, _ in clauses[1:]}
-    if (
-        all(isinstance(value, RealSet) and value.name for value in values)
-        and links <= {"or", "and"}
-        and len(links) == 1
-    ):
-        sets = [value.set for value in values if isinstance(value, RealSet)]
-        names = {value.name for value in values if isinstance(value, RealSet)}
-        if len(names) == 1:
-            return RealSet(sympy.Union(*sets) if links == {"or"} else sympy.Intersection(*sets), names.pop())
+    if len(links) == 1 and links <= {"or", "and"} and (found := _one_set(values, links == {"or"})) is not None:
+        return found
     return Listing(tuple(itertools.chain.from_iterable(v.items if isinstance(v, Listing) else (v,) for v in values)))
+
+
+def _one_set(values: Sequence[Value], union: bool) -> RealSet | None:
+    """The set that conditions on one variable leave: `x < 1 or x = 4`."""
+    sets, names = [], set()
+    for value in values:
+        if isinstance(value, RealSet) and value.name:
+            sets.append(value.set)
+            names.add(value.name)
+        elif isinstance(value, Named) and isinstance(value.value, Scalar):
+            sets.append(sympy.FiniteSet(value.value.expr))
+            names.add(value.name)
+        else:
+            return None
+    if len(names) != 1 or not any(isinstance(value, RealSet) for value in values):
+        return None
+    return RealSet(sympy.Union(*sets) if union else sympy.Intersection(*sets), names.pop())
 
 
 def _split(tokens: Sequence[Token]) -> list[tuple[str, list[Token]]]:
@@ -180,8 +125,8 @@ def _split(tokens: Sequence[Token]) -> list[tuple[str, list[Token]]]:
 
 
 def _link(token: Token) -> str:
-    if token.kind == "op" and token.text in {",", ";"}:
-        return ","
+    if token.kind == "op" and token.text in {",", ";", "&"}:
+        return "and" if token.text == "&" else ","
     return token.text.lower() if token.kind == "word" and token.text.lower() in {"or", "and"} else ""
 
 
@@ -333,7 +278,9 @@ def _name(tokens: Sequence[Token]) -> str | None:
         return text.lower()
     if text.startswith(("e=", "i=")) or text in {"e", "i", "pi", "infty"}:
         return None
-    words = r"(?:(?:angle|triangle|overline|vec|hat|m)\{?)?"
+    if re.fullmatch(r"frac\{d[a-z]?\}\{d[a-z]\}|[A-Za-z]\^\{-1\}\(\w\)|(?:Pr?|E|Var ?)[(\[][^()\[\]]{1,30}[)\]]", text):
+        return text
+    words = r"(?:(?:m?angle|triangle|overline|vec|hat|m)\{?)?"
     pattern = rf"\(\w(?:,\w)+\)|{words}{letters}{index}\}}?(?:\((?:-?[\w]|\d+)(?:,-?(?:\w|\d+))*\))?|\|{letters}\|"
     return text if re.fullmatch(pattern, text) else None
 
@@ -356,9 +303,11 @@ def _value(tokens: list[Token], signs: tuple[int, ...]) -> Value:
     if tokens and all(token.kind == "word" for token in tokens):
         text = " ".join(token.text.lower() for token in tokens)
         if len(tokens) == 1 and text not in NOT_AN_ANSWER and text not in SCALES:
-            return Text(_PHRASES.get(text, text))
+            return in_words(PHRASES.get(text, text))
         raise Unreadable(f"the words {text!r}")
     tokens, unit, scale = split_unit(tokens)
+    if [token.kind for token in tokens] == ["num", "word", "num"] and tokens[1].text == "to":  # odds
+        tokens = [tokens[0], Token("op", ":"), tokens[2]]
     if any(token.kind == "op" and token.text == ":" for token in tokens):
         return _ratio(tokens, signs)
     parser = Parser(tokens, signs)
@@ -368,7 +317,7 @@ def _value(tokens: list[Token], signs: tuple[int, ...]) -> Value:
     if isinstance(value, Scalar):
         if unit == "remark" and value.expr.free_symbols:
             raise Unreadable("words after a formula")
-        expr = value.expr * scale
+        expr = value.expr if scale == 1 else value.expr * scale
         if expr.has(sympy.nan, sympy.zoo):
             raise Unreadable("what has no value")
         return Scalar(expr / 100 if unit == "percent" else expr, unit)

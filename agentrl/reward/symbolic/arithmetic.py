@@ -27,6 +27,7 @@ SIMPLE: dict[str, Any] = {
     "cot": sympy.cot,
     "sec": sympy.sec,
     "csc": sympy.csc,
+    "cis": lambda angle: sympy.cos(angle) + sympy.I * sympy.sin(angle),
     "arcsin": sympy.asin,
     "arccos": sympy.acos,
     "arctan": sympy.atan,
@@ -87,6 +88,15 @@ def power(base: Expr, exponent: Expr) -> Expr:
         if bits > 1 and abs(exponent) * bits > LARGEST_BITS:
             return sympy.Pow(base, exponent, evaluate=False)
     return base**exponent
+
+
+def product(left: Value, right: Value) -> Any:
+    """Two numbers, or a number and a matrix, multiplied."""
+    if isinstance(left, Matrix) == isinstance(right, Matrix):
+        return number(left) * number(right)
+    matrix, factor = (left, number(right)) if isinstance(left, Matrix) else (right, number(left))
+    assert isinstance(matrix, Matrix)
+    return Matrix(tuple(tuple(factor * entry for entry in row) for row in matrix.rows))
 
 
 def combined(operation: str, left: Value, right: Value) -> Value:

@@ -13,6 +13,7 @@ from agentrl.reward.symbolic.tokens import Unreadable
 from agentrl.reward.symbolic.values import (
     Braces,
     Bracket,
+    Choice,
     Equation,
     Expr,
     Inequality,
@@ -40,8 +41,16 @@ def same(a: Value, b: Value, rules: Rules) -> bool:
     """Whether two values are the same answer."""
     if isinstance(a, Named) or isinstance(b, Named):
         return _named(a, b, rules)
+    if isinstance(a, Choice) or isinstance(b, Choice):
+        return _choices(a, b, rules)
     for left, right in ((a, b), (b, a)):
+        if isinstance(left, Matrix) and isinstance(right, Bracket):
+            return _matrix_is(left, right)
+        if isinstance(left, RealSet) and isinstance(right, Listing):
+            return _same_union(left, right, rules)
         if isinstance(left, Listing | Braces) and len(left.items) == 1 and not isinstance(right, Listing | Braces):
+            if isinstance(left, Braces) and isinstance(left.items[0], Braces | RealSet):
+                return False  # a set of one set is not that set
             return same(left.items[0], right, rules)
         if isinstance(left, Ratio) and isinstance(right, Scalar):
             return _ratio_is(left, right, rules)
@@ -70,11 +79,7 @@ def _same_kind(a: Value, b: Value, rules: Rules) -> bool:
     if isinstance(a, Equation) and isinstance(b, Equation):
         return _proportional(_numerator(a.expr), _numerator(b.expr))
     if isinstance(a, Matrix) and isinstance(b, Matrix):
-        return [len(row) for row in a.rows] == [len(row) for row in b.rows] and all(
-            identical(x, y)
-            for left, right in zip(a.rows, b.rows, strict=True)
-            for x, y in zip(left, right, strict=True)
-        )
+        return _same_rows(a.rows, b.rows)
     if isinstance(a, Residues) and isinstance(b, Residues):
         named = not a.name or not b.name or a.name == b.name
         return named and (a.classes, a.modulus) == (b.classes, b.modulus)
@@ -96,6 +101,45 @@ def _named(a: Value, b: Value, rules: Rules) -> bool:
     if isinstance(other, RealSet) and other.name:
         return named.name == other.name and same(named.value, RealSet(other.set), rules)
     return same(named.value, other, rules)
+
+
+def _choices(a: Value, b: Value, rules: Rules) -> bool:
+    """Two letters must be the same, and what stands beside both; a letter alone is any spelling of it."""
+    if isinstance(a, Choice) and isinstance(b, Choice):
+        return a.letter == b.letter and (a.value is None or b.value is None or same(a.value, b.value, rules))
+    chosen, other = (a, b) if isinstance(a, Choice) else (b, a)
+    assert isinstance(chosen, Choice)
+    if isinstance(other, Scalar | Text):
+        text = other.words if isinstance(other, Text) else str(other.expr)
+        if text.upper() == chosen.letter:
+            return True
+    return chosen.value is not None and same(chosen.value, other, rules)
+
+
+def _matrix_is(matrix: Matrix, written: Bracket) -> bool:
+    """`(1, 2)` is a matrix of one column or row; `[[1, 2], [3, 4]]` is one of two rows."""
+    if (written.left, written.right) not in {("(", ")"), ("[", "]")}:
+        return False
+    items = written.items
+    if all(isinstance(item, Bracket) for item in items):
+        rows = tuple(_row(item) for item in items)
+        return all(row is not None for row in rows) and _same_rows(matrix.rows, [row or () for row in rows])
+    row = _row(written)
+    if row is None or len(row) < 2:
+        return False
+    return _same_rows(matrix.rows, [row]) or _same_rows(matrix.rows, [(entry,) for entry in row])
+
+
+def _row(written: Value) -> tuple[Expr, ...] | None:
+    assert isinstance(written, Bracket)
+    entries = tuple(item.expr for item in written.items if isinstance(item, Scalar))
+    return entries if len(entries) == len(written.items) else None
+
+
+def _same_rows(a: Sequence[Sequence[Expr]], b: Sequence[Sequence[Expr]]) -> bool:
+    return [len(row) for row in a] == [len(row) for row in b] and all(
+        identical(x, y) for left, right in zip(a, b, strict=True) for x, y in zip(left, right, strict=True)
+    )
 
 
 def _scalars(a: Scalar, b: Scalar, rules: Rules) -> bool:
@@ -174,6 +218,14 @@ def _same_set(a: RealSet, b: Value, rules: Rules) -> bool:
     if left is None or right is None:
         return bool(a.set == as_set(b))
     return len(left) == len(right) and all(_same_piece(x, y, rules) for x, y in zip(left, right, strict=True))
+
+
+def _same_union(a: RealSet, b: Listing, rules: Rules) -> bool:
+    """`[0, 1] or [2, 3]` is the union of its intervals."""
+    try:
+        return _same_set(a, RealSet(sympy.Union(*(as_set(item) for item in b.items))), rules)
+    except Unreadable:
+        return False
 
 
 def _pieces(found: Expr) -> list[Expr] | None:

@@ -18,9 +18,10 @@ from agentrl.reward.symbolic.arithmetic import (
     nonzero,
     number,
     power,
+    product,
     unwrapped,
 )
-from agentrl.reward.symbolic.series import matrix, series
+from agentrl.reward.symbolic.series import matrix, series, transposed
 from agentrl.reward.symbolic.stream import Stream
 from agentrl.reward.symbolic.tokens import Token, Unreadable
 from agentrl.reward.symbolic.values import Braces, Bracket, Expr, Matrix, RealSet, Scalar, Value
@@ -118,7 +119,7 @@ class Parser(Stream):
             elif token.text == "-":
                 sign = -sign
         term = self.term()
-        return sign * number(term) if signed else term
+        return product(sympy.Integer(sign), term) if signed else term
 
     def term(self) -> Any:
         """Factors, multiplied and divided."""
@@ -126,7 +127,7 @@ class Parser(Stream):
         while True:
             if self.is_op("*"):
                 self.take()
-                value = number(value) * number(self._signed_factor())
+                value = product(value, self._signed_factor())
             elif self.is_op("/"):
                 self.take()
                 value = number(value) / nonzero(self._signed_factor())
@@ -134,7 +135,7 @@ class Parser(Stream):
                 self.take()
                 value = sympy.Mod(number(value), nonzero(self._signed_factor()))
             elif self._starts_factor():
-                value = number(value) * number(self._factor())
+                value = product(value, self._factor())
             else:
                 return value
 
@@ -142,8 +143,8 @@ class Parser(Stream):
         negative = False
         while self.is_op("+", "-"):
             negative ^= self.take().text == "-"
-        value = number(self._factor())
-        return -value if negative else value
+        value = self._factor()
+        return product(sympy.Integer(-1), value) if negative else value
 
     def _starts_factor(self) -> bool:
         token = self.here
@@ -155,11 +156,15 @@ class Parser(Stream):
             return (
                 token.text in {"(", "{"} or (token.text == "[" and self.at > 0) or (token.text == "|" and not self.bars)
             )
-        return token.kind == "cmd" and (token.text in _STARTS or token.text in FUNCTIONS or token.text in GREEK)
+        return token.kind == "cmd" and (
+            token.text in _STARTS or token.text.startswith("begin:") or token.text in FUNCTIONS or token.text in GREEK
+        )
 
     def _factor(self) -> Any:
         base = self.postfix(self.atom())
         while self.is_op("^"):
+            if isinstance(base, Bracket | Matrix):
+                return transposed(self, base)
             self.take()
             base = self.postfix(power(number(base), self.exponent()))
         return base
@@ -183,7 +188,8 @@ class Parser(Stream):
         while True:
             if self.is_op("!"):
                 self.take()
-                value = factorial(number(value))
+                twice = self.is_op("!") and self.take() is not None
+                value = (sympy.factorial2 if twice else factorial)(number(value))
             elif self.is_op("%"):
                 self.take()
                 value = number(value) / 100
@@ -336,7 +342,7 @@ class Parser(Stream):
         exponent: Expr | None = None
         while self.is_op("_", "^") and not (self.is_op("^") and self.ahead().text == "circ"):
             if self.take().text == "_":
-                base = self.argument() if self.here.kind != "num" else sympy.Rational(self.take().text)
+                base = self._base()
             elif exponent is None:
                 exponent = self.exponent()
         if name in MANY:
@@ -354,6 +360,11 @@ class Parser(Stream):
         else:
             value = function(argument)
         return value if exponent is None else power(value, exponent)
+
+    def _base(self) -> Expr:
+        """A logarithm's base: `\\log_28` is `\\log_2 8`, while `\\log_10 100` says what it means."""
+        alone = self.ahead().kind in {"end", "op"} and self.ahead().text not in {"(", "|"}
+        return self.argument() if self.here.kind != "num" or alone else sympy.Rational(self.take().text)
 
     def _arguments(self) -> list[Expr]:
         if not self.is_op("(", "\\{"):

@@ -8,7 +8,7 @@ import sympy
 
 from agentrl.reward.symbolic.arithmetic import number
 from agentrl.reward.symbolic.tokens import Unreadable
-from agentrl.reward.symbolic.values import Expr, Matrix
+from agentrl.reward.symbolic.values import Bracket, Expr, Matrix
 
 if TYPE_CHECKING:
     from agentrl.reward.symbolic.expression import Parser
@@ -80,3 +80,16 @@ def matrix(parser: Parser, environment: str) -> Any:
     if environment == "vmatrix":
         return sympy.Matrix(rows).det()
     return Matrix(tuple(tuple(row) for row in rows))
+
+
+def transposed(parser: Parser, value: Bracket | Matrix) -> Matrix:
+    r"""What `^T` or `^\top` makes of a matrix, or of a row written `(1, 2)`."""
+    parser.expect("^")
+    closed = parser.is_op("{") and parser.take() is not None
+    mark = parser.take()
+    if closed:
+        parser.expect("}")
+    if mark.text not in {"T", "top", "t", "intercal"}:
+        raise Unreadable(f"a matrix to the power {mark.text!r}")
+    rows = value.rows if isinstance(value, Matrix) else (tuple(number(item) for item in value.items),)
+    return Matrix(tuple(zip(*rows, strict=True)))

@@ -6,6 +6,7 @@ import re
 from fractions import Fraction
 from typing import NamedTuple
 
+from agentrl.reward.symbolic.spelling import plain
 from agentrl.reward.symbolic.words import (
     BLANK,
     CONSTANTS,
@@ -17,7 +18,6 @@ from agentrl.reward.symbolic.words import (
     SCALES,
     SHORT_TEXT,
     SHORT_UNITS,
-    UNICODE,
 )
 
 LONGEST = 4000
@@ -37,37 +37,13 @@ class Token(NamedTuple):
     spaced: bool = False
 
 
-_POWERS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
-_INDICES = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 _NUMBER = re.compile(r"(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+(?![\w.]))?")
 _GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?(?!,\d)")
 _BRACED = re.compile(r"\d+(?:\{,\}\d+)+(?:\.\d+)?")
 _REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{?(\d+)\}?|(\d+)\.(\d*)\((\d+)\)(?!\d)")
+_DOTTED = re.compile(r"(\d*)\.(\d*)(\\dot\s*\{?\d\}?\d*\\dot\s*\{?\d\}?)")
+_GOES_ON = re.compile(r"(\d+)\.(\d+)\s*(?:\.\.\.|\\l?dots(?![a-z])|\\cdots)")
 _MIXED = re.compile(r"(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.,/^!])")
-
-
-_CHOICES = tuple(
-    re.compile(form)
-    for form in (
-        r"(?:\{\}\s*|(?<![\w)\]}])(?<![\w)\]}] ))[_^]\s*(?:\{(\w+)\}|(\w))\s*([CP])\s*_\s*(?:\{(\w+)\}|(\w))",
-        r"(?<![\w\\])(\d+)()\s*([CP])\s*(\d+)()(?!\w)",
-        r"(?<![\w\\])(?:n?(C)|nCr|n(P)r?|\\binom)()\(([^(),{}]+),([^(),{}]+)()\)",
-        r"(?<![\w\\])(C)()_\{?(\d+)\}?\^\{?(\d+)()\}?",
-    )
-)
-"""How binomial coefficients are written besides `\binom`: `{}_5C_2`, `^5C_2`, `5C2`, `C(5,2)`, `nCr(5,2)`, `C_5^2`; and
-numbers of permutations: `{}_5P_2`, `^5P_2`, `5P2`, `nPr(5,2)` (`P(5,2)` is a point, or a probability)."""
-
-
-def _chosen(found: re.Match[str]) -> str:
-    parts = [part.strip() for part in found.groups() if part]
-    above, below = (part for part in parts if part not in {"C", "P"})
-    # `C(2,3)` is a point.
-    if above.isdecimal() and below.isdecimal() and int(above) < int(below):
-        return found[0]
-    if "P" in parts:
-        return f"\\frac{{({above})!}}{{({above}-({below}))!}}"
-    return f"\\binom{{{above}}}{{{below}}}"
 
 
 def tokenize(text: str, *, grouped: bool = True) -> list[Token]:
@@ -77,26 +53,7 @@ def tokenize(text: str, *, grouped: bool = True) -> list[Token]:
     """
     if len(text) > LONGEST:
         raise Unreadable(f"{len(text)} characters, at most {LONGEST} are read")
-    return _Lexer(_plain(text), grouped).run()
-
-
-def _plain(text: str) -> str:
-    for char, latex in UNICODE.items():
-        text = text.replace(char, latex)
-    text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", lambda m: "^{" + m[0].translate(_POWERS) + "}", text)
-    text = re.sub("[₀₁₂₃₄₅₆₇₈₉]+", lambda m: "_{" + m[0].translate(_INDICES) + "}", text)
-    text = re.sub(r"\{([^{}]*)\\over(?![a-z])([^{}]*)\}", r"\\frac{\1}{\2}", text)
-    text = re.sub(r"\{([^{}]*)\\choose(?![a-z])([^{}]*)\}", r"\\binom{\1}{\2}", text)
-    for form in _CHOICES:
-        text = form.sub(_chosen, text)
-    text = re.sub(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)", r"\\times ", text)
-    text = text.replace(r"\(", " ").replace(r"\)", " ").replace(r"\[", " ").replace(r"\]", " ")
-    # A negative or thin space after a digit's comma is how LaTeX sets thousands; so are thin spaces between groups.
-    text = re.sub(r"(?<=\d),\s*\\!\s*(?=\d)", "{,}", text)
-    text = re.sub(r"(?<=\d)\\!\s*,\s*\\!?\s*(?=\d)", "{,}", text)
-    text = re.sub(r"(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d/])", lambda m: m[0].replace(" ", "{,}"), text)
-    text = re.sub(r"(?<=\d)\\,\s*(?=\d{3}(?!\d))", "{,}", text)
-    return re.sub(r"(?<=\d)\{,\\?[!,]?\}(?=\d)", "{,}", text)
+    return _Lexer(plain(text), grouped).run()
 
 
 class _Lexer:
@@ -127,9 +84,13 @@ class _Lexer:
         self.spaced = False
 
     def _number(self) -> None:
-        if found := _REPEATING.match(self.text, self.at):
+        if found := _DOTTED.match(self.text, self.at):
+            value = _repeating(found[1], found[2], re.sub(r"\D", "", found[3]))
+        elif found := _REPEATING.match(self.text, self.at):
             whole, head, tail = (found[1], found[2], found[3]) if found[3] else (found[4], found[5], found[6])
             value = _repeating(whole, head, tail)
+        elif found := _GOES_ON.match(self.text, self.at):
+            value = _shown(found)
         elif found := _MIXED.match(self.text, self.at):
             whole, top, bottom = (int(_limited(part)) for part in found.groups())
             if not 0 < top < bottom:
@@ -175,7 +136,7 @@ class _Lexer:
             self._put("op", "\\\\")
         elif name in {"or", "and", "not"}:
             self._put("word", name)
-        elif (len(name) == 1 and not name.isalpha()) or name in {"$", "#", "&", "£", "€"}:
+        elif (len(name) == 1 and not name.isalpha()) or name in {"$", "#", "&", "£", "€", "¥"}:
             self._put("op", name)
         elif name in {"e", "i"} and found[1] != name:
             self._put("sym", name)
@@ -189,9 +150,10 @@ class _Lexer:
         inner = _Lexer(content, self.grouped, prose=True)
         inner.depth = self.depth
         # `5\text{ m}` is a unit, where `5m` is a product.
-        inner.units = (
-            bool(self.tokens) and self.tokens[-1].kind == "num" and content.strip() not in {"e", "i", "x", "d"}
-        )
+        last = self.tokens[-1] if self.tokens else None
+        after_group = last is not None and last.text == "}" and (name == "text" or content[:1] in {" ", "~"})
+        inner.units = last is not None and (last.kind == "num" or after_group)
+        inner.units = inner.units and content.strip() not in {"e", "i", "x", "d"}
         found = inner.run()
         if found:
             found[0] = found[0]._replace(spaced=True)
@@ -268,7 +230,7 @@ class _Lexer:
             self.spaced = True  # an abbreviation's
         elif char in "()[]":
             self._bracket(char)
-        elif char in "+-*/^_{}|,;:=<>!%'&$€£":
+        elif char in "+-*/^_{}|,;:=<>!%'&$€£¥₹":
             self._put("op", char)
         else:
             raise Unreadable(f"the character {char!r}")
@@ -278,6 +240,14 @@ def _repeating(whole: str, head: str, tail: str) -> str:
     value = Fraction(int(_limited(whole or "0") + head or "0"), 10 ** len(head))
     value += Fraction(int(_limited(tail)), (10 ** len(tail) - 1) * 10 ** len(head))
     return str(value)
+
+
+def _shown(found: re.Match[str]) -> str:
+    """`0.333…` is a third: digits that go on are exact where they are seen to repeat."""
+    seen = re.fullmatch(r"(\d*?)((\d{1,6}?)\3+)", found[2])
+    if seen is None or len(seen[2]) < 3:
+        raise Unreadable(f"{found[0]!r} goes on, and does not say how")
+    return _repeating(found[1], seen[1], seen[3])
 
 
 def _limited(number: str) -> str:

@@ -6,15 +6,18 @@ import re
 from collections.abc import Sequence
 
 from agentrl.reward.symbolic.tokens import Token, Unreadable
-from agentrl.reward.symbolic.words import NOT_A_REMARK, SCALES, UNITS
+from agentrl.reward.symbolic.words import CURRENCIES, NOT_A_REMARK, SCALES, UNITS
 
 
 def split_unit(tokens: list[Token]) -> tuple[list[Token], str, int]:
     """The tokens without their unit; the unit's canonical name; the factor of a word such as "million"."""
     start = 1 if tokens[0].text == "-" else 0
-    if len(tokens) > start + 1 and tokens[start].kind == "op" and tokens[start].text in {"$", "€", "£"}:
+    if len(tokens) > start + 1 and tokens[start].kind == "op" and tokens[start].text in CURRENCIES:
+        symbol = tokens[start].text
         tokens, _, scale = split_unit(tokens[:start] + tokens[start + 1 :])
-        return tokens, {"$": "$"}.get(tokens[start].text, "$"), scale
+        return tokens, symbol, scale
+    if len(tokens) > 1 and tokens[-1].kind == "op" and tokens[-1].text in CURRENCIES:
+        return tokens[:-1], tokens[-1].text, 1
     end = len(tokens)
     while end > 0 and _in_unit(tokens, end):
         end -= 1
@@ -29,7 +32,7 @@ def split_unit(tokens: list[Token]) -> tuple[list[Token], str, int]:
         return tokens[:-1], "percent", scale
     if not words:
         return _degrees(tokens, scale)
-    if set(words) & NOT_A_REMARK - {"per", "of", "squared", "cubed"}:
+    if set(words) & NOT_A_REMARK - {"per", "of", "the", "squared", "cubed"}:
         raise Unreadable(f"the words {' '.join(words)!r} after a number")
     names = _canonical(words)
     if words[:2] == ["per", "cent"]:
@@ -48,6 +51,8 @@ def _canonical(words: list[str]) -> list[str]:
             names[at : at + 2] = [names[at + 1], "^", power]
     for word, power in (("squared", "2"), ("cubed", "3")):
         names = [part for name in names for part in (["^", power] if name == word else [name])]
+    if names[:1] == ["degree"] and len(names) > 1:
+        names = names[1:]
     known = {"mi / h": ["mph"], "km / h": ["kph"]}
     return known.get(" ".join(names), names)
 
@@ -63,7 +68,7 @@ def _in_unit(tokens: Sequence[Token], end: int) -> bool:
     last_word = max(i for i, t in enumerate(tokens[:end]) if t.kind == "word")
     tail = "".join(t.text for t in tokens[last_word + 1 : end])
     follows = end < len(tokens) and tokens[end].kind == "word"
-    return re.fullmatch(r"\^(\{?[23]\}?|\{|)|\^\{-?\d\}?", tail) is not None or (tail in {"/", "*"} and follows)
+    return re.fullmatch(r"\^(\{?[23]\}?|\{|)|\^\{-?\d?\}?", tail) is not None or (tail in {"/", "*"} and follows)
 
 
 def _degrees(tokens: list[Token], scale: int) -> tuple[list[Token], str, int]:

@@ -102,4 +102,26 @@ class Residues:
     modulus: int
 
 
-Value = Scalar | Matrix | Text | Bracket | Braces | Listing | RealSet | Named | Equation | Inequality | Ratio | Residues
+@dataclass(frozen=True)
+class Choice:
+    """`(B) 5`: the letter of an offered answer, and the answer where it is written too."""
+
+    letter: str
+    value: Value | None = None
+
+
+Value = (
+    Choice
+    | Scalar
+    | Matrix
+    | Text
+    | Bracket
+    | Braces
+    | Listing
+    | RealSet
+    | Named
+    | Equation
+    | Inequality
+    | Ratio
+    | Residues
+)

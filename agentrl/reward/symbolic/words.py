@@ -9,7 +9,7 @@ def _set(words: str) -> frozenset[str]:
 
 FUNCTIONS = _set(
     """
-    sin cos tan cot sec csc arcsin arccos arctan arccot asin acos atan sinh cosh tanh coth ln log lg exp
+    sin cos tan cot sec csc cis arcsin arccos arctan arccot asin acos atan sinh cosh tanh coth ln log lg exp
     sqrt cbrt abs floor ceil min max gcd lcm det factorial
     """
 )
@@ -34,11 +34,15 @@ SCALES = {
 _UNITS = {
     "percent": "% percent percentage",
     "degree": "degree degrees deg",
+    "celsius": "celsius",
+    "fahrenheit": "fahrenheit",
     "radian": "radian radians rad rads",
     "$": "$ dollar dollars usd buck bucks",
     "cent": "cent cents",
     "€": "€ euro euros eur",
     "£": "£ gbp",
+    "¥": "¥ yen yuan jpy cny rmb",
+    "₹": "₹ rupee rupees inr",
     "mm": "mm millimeter millimeters millimetre millimetres",
     "cm": "cm cms centimeter centimeters centimetre centimetres",
     "m": "m meter meters metre metres",
@@ -74,6 +78,7 @@ _UNITS = {
     "hz": "hz hertz",
     "square unit": "sq",
 }
+CURRENCIES = frozenset("$€£¥₹")
 UNITS = {spelling: unit for unit, spellings in _UNITS.items() for spelling in spellings.split()}
 SHORT_UNITS = frozenset(
     word for word in UNITS if word.isalpha() and 2 <= len(word) <= 3 and word not in {"min", "in", "rad", "ton", "deg"}
@@ -118,6 +123,15 @@ UNICODE = {
     "π": r"\pi ",
     "∞": r"\infty ",
     "√": r"\sqrt ",
+    "∛": r"\sqrt[3]",
+    "∜": r"\sqrt[4]",
+    "⌊": r"\lfloor ",
+    "⌋": r"\rfloor ",
+    "⌈": r"\lceil ",
+    "⌉": r"\rceil ",
+    "℃": r"\degree C",
+    "。": ".",
+    "、": ",",
     "≤": r"\le ",
     "≥": r"\ge ",
     "≠": r"\ne ",
@@ -225,7 +239,8 @@ SAME = {
 
 BLANK = _set(
     """
-    left right big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr middle displaystyle
+    left right enspace thinspace medspace thickspace space allowbreak nobreak
+    big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr middle displaystyle
     textstyle scriptstyle quad qquad limits nolimits mathstrut hfill , ; : ! > ~
     """
 ) | {" "}
