@@ -15,6 +15,36 @@ class Bad(Exception):
     """Text that cannot be read; says why."""
 
 
+class Finder:
+    """Where things are in a text. Whoever asks from left to right looks at the text once for each, however often he
+    asks: models that fall into a loop repeat a tag ten thousand times."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._known: dict[str | re.Pattern[str], tuple[int, int]] = {}
+
+    def find(self, needle: str, at: int) -> int:
+        """The first place of `needle` at or after `at`; -1 where there is none."""
+        known = self._lookup(needle, at)
+        return self._keep(needle, at, self._text.find(needle, at)) if known is None else known
+
+    def search(self, pattern: re.Pattern[str], at: int) -> int:
+        """The same for a pattern that does not look behind itself."""
+        known = self._lookup(pattern, at)
+        if known is not None:
+            return known
+        match = pattern.search(self._text, at)
+        return self._keep(pattern, at, -1 if match is None else match.start())
+
+    def _lookup(self, what: str | re.Pattern[str], at: int) -> int | None:
+        since, place = self._known.get(what, (at + 1, -1))
+        return place if since <= at and (place < 0 or at <= place) else None
+
+    def _keep(self, what: str | re.Pattern[str], at: int, place: int) -> int:
+        self._known[what] = (at, place)
+        return place
+
+
 def skip(text: str, at: int) -> int:
     """Where the blanks at `at` end."""
     blank = _BLANK.match(text, at)
@@ -39,13 +69,14 @@ def decode(text: str, at: int) -> tuple[Any, int]:
     """The value that begins at `at`, and where it ends."""
     at = skip(text, at)
     try:
-        value, end = _DECODER.raw_decode(text, at)
+        # Not in place: an error counts the lines up to itself, and places in it are the JSON's own this way.
+        value, end = _DECODER.raw_decode(text[at:])
     except RecursionError:
         raise Bad("the JSON is nested too deeply") from None
     except ValueError as error:
         raise Bad(f"not valid JSON: {error}") from None
     _check(value, 0)
-    return value, end
+    return value, at + end
 
 
 def _check(value: Any, depth: int) -> None:

@@ -31,6 +31,8 @@ def canonical(message: object, at: int = 0) -> Message:
         if not isinstance(value, str):
             raise ContractError(f"messages[{at}].{key} is {type(value).__name__}; expected a string")
         clean[key] = encodable(value)
+    if message.get("function_call"):
+        raise ContractError(f"messages[{at}] has a function_call, which tool_calls replaced: send it as one of these")
     if message.get("tool_calls"):
         if role != "assistant":
             raise ContractError(f"messages[{at}] has tool_calls but role {role!r}; only the assistant calls tools")

@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from agentrl.endpoint.lenient import Bad, decode, skip
+from agentrl.endpoint.lenient import Bad, Finder, decode, skip
+from agentrl.endpoint.values import schema_of, typed
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _NAMED = "<function="
@@ -89,7 +90,7 @@ def parse(
     """
     scan = _Scan(text, form, truncated, tools)
     if thinking:
-        scan.think(0)
+        scan.opened()
     if form in (Format.LLAMA3_JSON, Format.JSON):
         scan.whole()
     else:
@@ -102,7 +103,7 @@ def settled(text: str, form: Format, *, thinking: bool, tools: Sequence[Mapping[
     that is not complete or wrong."""
     scan = _Scan(text, form, True, tools)
     if thinking:
-        scan.think(0)
+        scan.opened()
     return scan.tagged(growing=True)
 
 
@@ -125,6 +126,11 @@ class _Scan:
     after: list[str] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     errors: list[CallError] = field(default_factory=list)
+    spoke: bool = False
+    finder: Finder = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.finder = Finder(self.text)
 
     def result(self) -> Parsed:
         before, after = "".join(self.before), "".join(self.after)
@@ -134,12 +140,18 @@ class _Scan:
 
     def say(self, text: str) -> None:
         (self.after if self.calls else self.before).append(text)
+        self.spoke = self.spoke or (not self.calls and bool(text.strip()))
+
+    def opened(self) -> None:
+        """The prompt opened `<think>`; some models write it again, which is no part of their reasoning."""
+        lead = len(self.text) - len(self.text.lstrip("\n"))
+        self.think(lead + len(_THINK) if self.text.startswith(_THINK, lead) else 0)
 
     def think(self, start: int) -> None:
-        end = self.text.find(_THOUGHT, start)
+        end = self.finder.find(_THOUGHT, start)
         self.reasoning.append(self.text[start:] if end < 0 else self.text[start:end])
         self.at = len(self.text) if end < 0 else end + len(_THOUGHT)
-        if end >= 0 and not "".join(self.before).strip():
+        if end >= 0 and not self.spoke:
             # The blank lines after the reasoning belong to the format, not to the answer.
             self.before.clear()
             while self.text.startswith("\n", self.at):
@@ -148,7 +160,7 @@ class _Scan:
     def tagged(self, growing: bool = False) -> int:
         while self.at < len(self.text):
             call, bare = self._next_call()
-            think = self.text.find(_THINK, self.at)
+            think = self.finder.find(_THINK, self.at)
             if think >= 0 and (call < 0 or think < call) and self._is_thought(think):
                 self.say(self.text[self.at : think])
                 self.think(think + len(_THINK))
@@ -166,13 +178,13 @@ class _Scan:
     def _is_thought(self, at: int) -> bool:
         # An opening tag that is never closed is reasoning only where the turn starts with it; else it is talk about
         # the tag.
-        leading = not self.reasoning and not self.calls and not "".join((*self.before, self.text[self.at : at])).strip()
-        return leading or self.text.find(_THOUGHT, at) >= 0
+        leading = not (self.reasoning or self.calls or self.spoke or self.text[self.at : at].strip())
+        return leading or self.finder.find(_THOUGHT, at) >= 0
 
     def _next_call(self) -> tuple[int, bool]:
         """Where the next call begins, and whether without its tag: Qwen3-Coder often leaves that out."""
-        tagged = self.text.find(_OPEN, self.at) if self.form is not Format.NONE else -1
-        bare = self.text.find(_NAMED, self.at) if self.form is Format.QWEN3_CODER else -1
+        tagged = self.finder.find(_OPEN, self.at) if self.form is not Format.NONE else -1
+        bare = self.finder.find(_NAMED, self.at) if self.form is Format.QWEN3_CODER else -1
         return (bare, True) if bare >= 0 and (tagged < 0 or bare < tagged) else (tagged, False)
 
     def _bare_call(self, start: int) -> bool:
@@ -180,9 +192,10 @@ class _Scan:
             call, self.at = self._coder_call(start)
         except Bad as bad:
             # At the beginning of a line it was meant as a call; elsewhere it is talk about one.
-            if not self.text[:start].rpartition("\n")[2].strip():
-                self.errors.append(CallError(self.text[start:], str(bad)))
             self.at = start + len(_NAMED)
+            if not self.text[self.text.rfind("\n", 0, start) + 1 : start].strip():
+                following, _ = self._next_call()
+                self.errors.append(CallError(self.text[start : following if following >= 0 else None], str(bad)))
             self.say(_NAMED)
             return False
         self.calls.append(call)
@@ -196,8 +209,8 @@ class _Scan:
         try:
             found, end = (self._coder if self.form is Format.QWEN3_CODER else self._hermes)(inside)
         except Bad as bad:
-            close = self.text.find(_CLOSE, inside)
-            again = self.text.find(_OPEN, inside)
+            close = self.finder.find(_CLOSE, inside)
+            again = self.finder.find(_OPEN, inside)
             end = len(self.text) if close < 0 else close + len(_CLOSE)
             if 0 <= again < end:
                 end = again
@@ -237,7 +250,7 @@ class _Scan:
         if head is None:
             raise Bad("expected <function=NAME>")
         name, at = head.group(1).strip(), head.end()
-        types = _parameter_types(self.tools, name)
+        schema = schema_of(self.tools, name)
         arguments: dict[str, Any] = {}
         while True:
             at = skip(self.text, at)
@@ -246,12 +259,12 @@ class _Scan:
             key = _PARAMETER.match(self.text, at)
             if key is None:
                 raise Bad(f"expected <parameter=KEY> or </function> in the call of {name}")
-            end = _PARAMETER_END.search(self.text, key.end())
-            if end is None:
+            end = self.finder.search(_PARAMETER_END, key.end())
+            if end < 0:
                 raise Bad(f"parameter {key.group(1)} of {name} is not closed")
-            raw = self.text[key.end() : end.start()].removeprefix("\n").removesuffix("\n")
-            arguments[key.group(1).strip()] = _typed(raw, types.get(key.group(1).strip()))
-            at = end.end()
+            raw = self.text[key.end() : end].removeprefix("\n").removesuffix("\n")
+            arguments[key.group(1).strip()] = typed(raw, key.group(1).strip(), schema)
+            at = end + len("</parameter>")
 
     def whole(self) -> None:
         if not self.reasoning:
@@ -334,26 +347,3 @@ def _call(value: Any) -> Call:
 
 def _tool_names(tools: Sequence[Mapping[str, Any]]) -> list[Any]:
     return [function.get("name") for tool in tools if isinstance(function := tool.get("function"), Mapping)]
-
-
-def _parameter_types(tools: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
-    for tool in tools:
-        function = tool.get("function")
-        if isinstance(function, Mapping) and function.get("name") == name:
-            parameters = function.get("parameters")
-            properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
-            if isinstance(properties, Mapping):
-                return {key: spec.get("type") for key, spec in properties.items() if isinstance(spec, Mapping)}
-    return {}
-
-
-def _typed(raw: str, kind: Any) -> Any:
-    if kind in (None, "string"):
-        return raw
-    if kind == "boolean" and raw.strip().lower() in ("true", "false"):
-        return raw.strip().lower() == "true"
-    try:
-        value, end = decode(raw, 0)
-    except Bad:
-        return raw  # the tool's own check of its arguments will say that it is no number
-    return value if not raw[end:].strip() else raw

@@ -44,12 +44,12 @@ class Reply:
     completion_tokens: int
 
 
-def before_stop(text: str, completion: Completion) -> str:
-    """The text without the stop string that ended it, which is no part of the answer; its tokens stay recorded."""
+def before_stop(text: str, completion: Completion, stops: Sequence[str]) -> str:
+    """The text without the stop string that ended it and what the last token holds after that: no part of the answer,
+    though its tokens stay recorded. Of several in one token the first counts, whichever the engine names."""
     if not isinstance(completion.matched, str):
         return text
-    at = text.rfind(completion.matched)
-    return text if at < 0 else text[:at]
+    return text[: min((at for stop in (completion.matched, *stops) if (at := text.find(stop)) >= 0), default=len(text))]
 
 
 def message_of(parsed: Parsed, ids: Sequence[str]) -> Message:

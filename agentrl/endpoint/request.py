@@ -232,8 +232,15 @@ def _schema(form: Any) -> str | None:
     if isinstance(form, Mapping) and form.get("type") == "json_schema" and isinstance(form.get("json_schema"), Mapping):
         schema = form["json_schema"].get("schema")
         if isinstance(schema, Mapping):
-            return json.dumps(schema)
+            return _json(schema)
     raise Refused("response_format must be of type text, json_object or json_schema with a schema", "response_format")
+
+
+def _json(schema: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(schema, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise Refused(f"response_format has a schema that is no JSON: {error}", "response_format") from error
 
 
 def _template_arguments(given: Any) -> Mapping[str, Any]:

@@ -270,7 +270,8 @@ class Session:
         choices = []
         for index, completion in enumerate(completions):
             text, said = self.text_of(completion)
-            parsed = self.read(request, plan.prompt, before_stop(said, completion), completion.finish == "length")
+            answer = before_stop(said, completion, request.sampling.stop)
+            parsed = self.read(request, plan.prompt, answer, completion.finish == "length")
             message = message_of(parsed, self.call_ids(plan.number, index, len(parsed.calls)))
             said = plan.prompt.opened + said
             sample = Sample(completion, plan.temperature, plan.trained, message, text, said, plan.number)
@@ -339,8 +340,8 @@ class Session:
         return rows
 
     def _row(self, token: int, logprob: float) -> dict[str, Any]:
-        text = self._renderer.template.decode([token])
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+        text, raw = self._renderer.template.piece(token)
+        return {"token": text, "logprob": logprob, "bytes": list(raw)}
 
 
 def _pairs(tokens: Int32Array, logprobs: Float32Array) -> Iterator[tuple[int, float]]:

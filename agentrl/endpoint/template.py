@@ -21,7 +21,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from agentrl.endpoint.messages import canonical
+from agentrl.endpoint.messages import canonical, encodable
 from agentrl.errors import ConfigError, ContractError
 from agentrl.types import Int32Array, Message
 
@@ -38,6 +38,14 @@ _RENDERING = (
     TypeError,
     ValueError,
 )
+_PRINTED = (*range(33, 127), *range(161, 173), *range(174, 256))
+# How byte-level tokenizers (GPT-2's and all after it) name bytes: themselves where they can be printed, else counted up
+# from 256.
+_BYTES = {
+    **{chr(byte): byte for byte in _PRINTED},
+    **{chr(256 + i): byte for i, byte in enumerate(b for b in range(256) if b not in _PRINTED)},
+}
+_FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
 _NO_CONTENT_ROLES = frozenset({"system", "user"})
 
 
@@ -79,6 +87,14 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise ConfigError(f"the chat template is not valid Jinja: {error}") from error
         self._protect_with_marks()
+        self._front = self._added_in_front()
+
+    def _added_in_front(self) -> list[int]:
+        """The tokens that the tokenizer itself puts before a text."""
+        plain = self.tokenizer.encode("a", add_special_tokens=False).ids
+        whole = self.tokenizer.encode("a", add_special_tokens=True).ids
+        places = range(len(whole) - len(plain) + 1)
+        return list(whole[: next((i for i in places if whole[i : i + len(plain)] == plain), 0)])
 
     def _protect_with_marks(self) -> None:
         tokens = [text for text in self.added if self._is_control(text)]
@@ -186,14 +202,29 @@ class ChatTemplate:
 
     def encode_raw(self, text: str, *, bos: bool) -> Int32Array:
         """`[n]` tokens of text that a client wrote whole, control tokens included; `bos` adds what the tokenizer puts
-        in front."""
-        return np.array(self.tokenizer.encode(text, add_special_tokens=bos).ids, dtype=np.int32)
+        in front, unless the client wrote that too."""
+        ids = self.tokenizer.encode(text, add_special_tokens=False).ids
+        front = self._front if bos and ids[: len(self._front)] != self._front else []
+        return np.array([*front, *ids], dtype=np.int32)
 
     def decode(self, tokens: Int32Array | Sequence[int]) -> str:
         """The text of tokens, control tokens included."""
         ids = tokens.tolist() if isinstance(tokens, np.ndarray) else list(tokens)
         text: str = self.tokenizer.decode(ids, skip_special_tokens=False)
         return text
+
+    def piece(self, token: int) -> tuple[str, bytes]:
+        """One token's text and its bytes, which are no whole characters where a character has several tokens."""
+        text = self.decode([token])
+        name = self.tokenizer.id_to_token(token) or ""
+        if "\ufffd" in text:
+            if (byte := _FALLBACK.fullmatch(name)) is not None:
+                return text, bytes([int(byte.group(1), 16)])
+            if all(char in _BYTES for char in name):
+                return text, bytes(_BYTES[char] for char in name)
+        if name.startswith("\u2581") and not text.startswith(" "):
+            text = f" {text}"  # decoders drop the blank in front of a text
+        return text, text.encode()
 
     def unmarked(self, text: str) -> str:
         """Rendered text for a reader: marks written out."""
@@ -241,7 +272,7 @@ class ChatTemplate:
     def marked(self, value: Any) -> Any:
         """Plain data with every text that looks like a control token replaced by marks."""
         if isinstance(value, str):
-            return self._in_any.sub(self._mark, value)
+            return self._in_any.sub(self._mark, encodable(value))
         if isinstance(value, Mapping):
             return {self.marked(key): self.marked(item) for key, item in value.items()}
         if isinstance(value, (list, tuple)):

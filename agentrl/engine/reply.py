@@ -246,7 +246,7 @@ class Progress:
     def _straddling_stop(self, seam: int) -> str | None:
         stops = self.request.sampling.stop
         assert self.decode is not None, "`continues` lets no seam into a request with stop strings and no decoder"
-        longest = max(len(stop) for stop in stops)
+        longest = _longest(stops)
         for end in range(seam + 1, min(len(self.tokens), seam + longest) + 1):
             text = self.decode(self.tokens[max(0, end - longest - 1) : end])
             found = next((stop for stop in stops if stop in text), None)
@@ -261,12 +261,17 @@ class Progress:
             return self.tokens[-1]
         if not sampling.stop or self.decode is None:
             return None
-        text = self.decode(self.tokens[-max(len(stop) for stop in sampling.stop) - 1 :])
+        text = self.decode(self.tokens[-_longest(sampling.stop) - 1 :])
         return next((stop for stop in sampling.stop if stop in text), None)
 
     def _cut(self, end: int) -> None:
         del self.tokens[end:], self.logprobs[end:], self.top[end:]
         self.spans = [Span(s.version, s.start, min(s.end, end)) for s in self.spans if s.start < end]
+
+
+def _longest(stops: Sequence[str]) -> int:
+    """The most tokens that a stop string may have: its bytes, as rare characters have several tokens."""
+    return max(len(stop.encode()) for stop in stops)
 
 
 def merged_spans(spans: Sequence[Span]) -> tuple[Span, ...]:

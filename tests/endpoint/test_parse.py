@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentrl.endpoint.lenient import Finder
 from agentrl.endpoint.parse import Call, Format, detect_format, parse
 from agentrl.endpoint.reply import message_of
 
@@ -29,7 +30,14 @@ TOOLS = [
 def test_case(tool_case: dict[str, Any]) -> None:
     given, expected = tool_case["input"], tool_case["expected"]
     truncated = given.get("finish_reason") == "length"
-    parsed = parse(given["text"], Format(given["format"]), truncated=truncated)
+    parsed = parse(
+        given["text"],
+        Format(given["format"]),
+        thinking=given.get("thinking", False),
+        truncated=truncated,
+        tools=given.get("tools", ()),
+    )
+    assert expected.get("reasoning", parsed.reasoning) == parsed.reasoning
     assert [call._asdict() for call in parsed.calls] == expected["calls"]
     assert len(parsed.errors) == expected["errors"]
     assert expected.get("content_before", parsed.before) == parsed.before
@@ -214,6 +222,22 @@ def test_nothing_raises_and_nothing_is_lost(text: str, form: Format, thinking: b
     json.dumps(message).encode()
     if form is Format.HERMES and "<tool_call>" in parsed.content and "<think>" not in text:
         assert parsed.errors, "a call that stays in the content must be reported"
+
+
+@pytest.mark.parametrize("form", [Format.HERMES, Format.QWEN3_CODER])
+@pytest.mark.parametrize(
+    "piece", ["\n<function=f>", "<function=f>\n<parameter=a>\n1\n</parameter>\n", "<tool_call>\n{"]
+)
+def test_a_model_in_a_loop_gives_errors_no_longer_than_its_text(piece: str, form: Format) -> None:
+    parsed = parse(piece * 300, form)
+    assert not parsed.calls
+    assert sum(len(error.text) for error in parsed.errors) <= len(piece) * 300
+
+
+@given(st.text("ab", max_size=20), st.lists(st.tuples(st.sampled_from(["a", "ab", "bb"]), st.integers(0, 21))))
+def test_what_was_found_once_is_found_again(text: str, asked: list[tuple[str, int]]) -> None:
+    finder = Finder(text)
+    assert [finder.find(*ask) for ask in asked] == [text.find(*ask) for ask in asked]
 
 
 @pytest.mark.parametrize("form", [Format.JSON, Format.LLAMA3_JSON])

@@ -11,6 +11,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, processors
 
 from agentrl.endpoint.app import Endpoint
+from agentrl.endpoint.reply import before_stop
 from agentrl.endpoint.template import ChatTemplate
 from agentrl.engine.types import Completion, GenerateRequest, OnTokens, Span
 from agentrl.errors import EngineError
@@ -187,6 +188,51 @@ def never_none(given: Cases, expected: Cases, template: ChatTemplate) -> None:
     assert expected["never_contains"] not in text
 
 
+def raw_prompts_have_one_begin_mark(given: Cases, expected: Cases, template: ChatTemplate) -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_special_tokens([AddedToken("[BOS]", special=True)])
+    bos = tokenizer.token_to_id("[BOS]")
+    ends = [("[BOS]", bos), ("<|im_end|>", tokenizer.token_to_id("<|im_end|>"))]
+    tokenizer.post_processor = processors.TemplateProcessing(single="[BOS] $A <|im_end|>", special_tokens=ends)
+    made = ChatTemplate(tokenizer, given["template"])
+    for prompt in given["prompts"]:
+        tokens = made.encode_raw(prompt, bos=True).tolist()
+        assert (tokens[0], tokens.count(bos)) == (bos, expected["bos_count"])
+        assert tokens[1:] == made.encode_raw(prompt.removeprefix("[BOS]"), bos=False).tolist()
+
+
+def halves_are_replaced(given: Cases, expected: Cases, template: ChatTemplate) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "description": "\udc00"}}]
+    for arguments in given["arguments"]:
+        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        messages: list[Any] = [{"role": "user", "content": "q"}]
+        messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        text = template.decode(template.encode(messages, tools, generation=True))
+        assert text.count(expected["half"]) == 2
+
+
+def nothing_after_the_stop(given: Cases, expected: Cases, _: None) -> None:
+    tokens, logprobs = np.zeros(1, np.int32), np.zeros(1, np.float32)
+    texts = []
+    for text, matched, stops in given["answers"]:
+        ended = Completion(tokens, logprobs, (Span(V0, 0, 1),), "stop", matched or 0)
+        texts.append(before_stop(text, ended, stops))
+    assert texts == expected["texts"]
+
+
+def bytes_of_split_characters(given: Cases, expected: Cases, _: None) -> None:
+    template = ChatTemplate(tiny_tokenizer(), "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}")
+    pieces = [template.piece(i) for i in template.encode_raw(given["text"], bos=False).tolist()]
+    assert any("\ufffd" in text for text, _ in pieces)
+    assert (b"".join(raw for _, raw in pieces).decode() == given["text"]) is expected["joined_bytes_are_the_text"]
+    fallback = Tokenizer(models.WordLevel({"<0xC3>": 0, "<0xA9>": 1, "\u2581the": 2, "?": 3}, unk_token="?"))
+    fallback.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    named = ChatTemplate(fallback, "{{ messages[0].content }}")
+    assert [named.piece(i) for i in range(3)] == [("\ufffd", b"\xc3"), ("\ufffd", b"\xa9"), (" the", b" the")]
+
+
 CHECKS: dict[str, Callable[[Cases, Cases, Any], None]] = {
     "C01": reasoning_stays,
     "C03": opened_by_the_prompt,
@@ -203,4 +249,8 @@ CHECKS: dict[str, Callable[[Cases, Cases, Any], None]] = {
     "C21": unequal_lengths_are_refused,
     "C23": missing_logprobs_are_refused,
     "C24": never_none,
+    "C25": raw_prompts_have_one_begin_mark,
+    "C26": halves_are_replaced,
+    "C27": nothing_after_the_stop,
+    "C28": bytes_of_split_characters,
 }

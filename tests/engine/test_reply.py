@@ -221,6 +221,26 @@ async def test_a_stop_string_that_an_abort_completes_still_stops() -> None:
     assert done.spans == (Span(V7, 0, 6), Span(V8, 6, 8))
 
 
+@pytest.mark.parametrize("seam", [1, 2, 3, 4])
+async def test_a_stop_string_of_one_character_in_four_tokens_is_seen_across_a_seam(seam: int) -> None:
+    said = list("a🏴".encode())
+    for more, finish in ((b"bc", "length"), (b"", "abort")):
+        progress = start(
+            request("r", stop=("🏴",), max_tokens=50), 256, None, lambda i: bytes(i).decode(errors="ignore")
+        )
+        rows = [_reply(ids, [-0.5] * len(ids), finish={"type": "abort"}) for ids in (said[:seam], said[seam:])]
+        progress.keep(parse_part(rows[0], 256, V7))
+        if finish == "length":
+            rest = said[seam:] + list(more)
+            assert progress.add(parse_part(_reply(rest, [-0.5] * len(rest)), 256, V7)) == "🏴"
+        else:
+            progress.keep(parse_part(rows[1], 256, V7))
+            ended = progress.ended()
+            assert ended is not None
+            assert ended.matched == "🏴"
+        assert progress.tokens == said
+
+
 async def test_what_cannot_be_continued_starts_again() -> None:
     part = parse_part(_text("one"), 256, None)
     plain = start(request("r", stop=("x",)), 256, None, None)
