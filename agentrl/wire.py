@@ -10,6 +10,7 @@ The pool stores these bytes and the trainer's ranks fetch them; `messages=False`
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Sequence
 from typing import Any
@@ -37,6 +38,11 @@ from agentrl.types import (
 
 _LENGTH = struct.Struct("<I")
 _MAX_BYTES = 1 << 31
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_DEEPEST = 100
+"""Levels of a row that are kept as such."""
+_LONG_INT = 10_000
+"""Bits of an integer that is still written out; Python refuses above 4,300 digits."""
 
 
 def encode_group(group: Group, *, messages: bool = True) -> bytes:
@@ -50,7 +56,7 @@ def encode_group(group: Group, *, messages: bool = True) -> bytes:
         "planes": True,
         "episodes": [_episode_header(e, messages) for e in group.episodes],
     }
-    head = orjson.dumps(header, default=str, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
+    head = json_bytes(header)
     tokens = _planes([s.tokens.astype("<i4", copy=False) for s in segments])
     logprobs = _planes([s.logprobs.astype("<f4", copy=False) for s in segments if s.logprobs is not None])
     return zstandard.compress(b"".join((_LENGTH.pack(len(head)), head, tokens, logprobs)), 1)
@@ -71,6 +77,40 @@ def decode_group(data: bytes) -> Group:
         return _group(header, tokens, logprobs)
     except (zstandard.ZstdError, struct.error, orjson.JSONDecodeError, KeyError, ValueError, IndexError) as error:
         raise AgentRLError(f"{len(data)} bytes are not a whole group: {error}") from error
+
+
+def json_bytes(value: Any, option: int = 0) -> bytes:
+    """Whatever rows and messages hold, as JSON: the same in every process. What JSON cannot say is text there."""
+    option |= orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+    try:
+        return orjson.dumps(value, default=_told, option=option)
+    except TypeError:  # a huge integer, a lone surrogate, a key that is a tuple
+        return orjson.dumps(_sayable(value), default=_told, option=option)
+
+
+def legible(text: str) -> str:
+    """`text` as it can be written anywhere: names of files may hold bytes that are no text."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _told(value: Any) -> Any:
+    if isinstance(value, set | frozenset):
+        return sorted(map(repr, value))
+    return legible(_ADDRESS.sub("", str(value)))
+
+
+def _sayable(value: Any, depth: int = 0) -> Any:
+    if isinstance(value, str):
+        return legible(value)
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+        return str(value) if value.bit_length() < _LONG_INT else hex(value)
+    if isinstance(value, dict | list | tuple) and depth > _DEEPEST:
+        return f"{type(value).__name__} below {depth} others"
+    if isinstance(value, dict):
+        return {legible(str(key)): _sayable(inner, depth + 1) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_sayable(inner, depth + 1) for inner in value]
+    return value
 
 
 def _planes(parts: Sequence[NDArray[Any]]) -> bytes:

@@ -21,6 +21,7 @@ from agentrl.errors import AgentRLError, DeadlineExceeded, EngineError, Infrastr
 from agentrl.rollout.session import MakeAgent, Session, agent_of
 from agentrl.rollout.shares import checked_shares, share_out
 from agentrl.types import Episode, Message, Row, Sampled, Stop, Trajectory, Turn
+from agentrl.wire import legible
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +210,7 @@ def _text(error: Exception, side: str, timed_out: bool, seconds: float) -> str:
         return f"the time limit was reached after {seconds:.1f} s, in {side}"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
     where = "" if isinstance(error, AgentRLError) or not frames else f" ({frames[-1].filename}:{frames[-1].lineno})"
-    return f"{side} raised {type(error).__name__}: {error}{where}"
+    return legible(f"{side} raised {type(error).__name__}: {error}{where}")
 
 
 def _episode(

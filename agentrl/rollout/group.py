@@ -16,6 +16,7 @@ from agentrl.rollout.player import Plays, Sampling, unplayed
 from agentrl.rollout.records import Ask
 from agentrl.rollout.schedule import Place, sampling_seed
 from agentrl.types import Group, Row, Stop
+from agentrl.wire import legible
 
 
 @dataclass(slots=True)
@@ -137,7 +138,7 @@ async def compared(group: Group, reward: GroupReward) -> tuple[Group, Exception 
         return await reward_group(group, reward), None
     except Exception as error:
         # The user's code, as an environment's is: a bad reward is data, and too many of them end the run.
-        text = f"the group reward raised {type(error).__name__}: {error}"
+        text = legible(f"the group reward raised {type(error).__name__}: {error}")
         failed = tuple(replace(e, stop=Stop.ENV_ERROR, error=text) if e.scored else e for e in group.episodes)
         return replace(group, episodes=failed), error
 

@@ -9,6 +9,7 @@ from agentrl.errors import RunError
 from agentrl.rollout.episode import Outcome
 from agentrl.rollout.options import RolloutOptions
 from agentrl.rollout.player import INFRASTRUCTURE
+from agentrl.wire import legible
 
 _LONGEST_PAUSE = 1.0
 
@@ -49,7 +50,7 @@ class Health:
         """Remember what a whole group's reward raised."""
         if error is not None:
             self._cause = error
-            self._errors.append(f"group {group}: the group reward raised {type(error).__name__}: {error}")
+            self._errors.append(legible(f"group {group}: the group reward raised {type(error).__name__}: {error}"))
 
     def settled(self, fate: str, now: float) -> RunError | None:
         """A group ended; the error that is to end the run, if it was one too many."""

@@ -15,6 +15,7 @@ from agentrl.rollout.options import RolloutOptions
 from agentrl.rollout.session import MakeAgent, MakeEnv, OpenSession, SessionSpec
 from agentrl.sandbox.census import Figures, census
 from agentrl.types import Episode, Stop
+from agentrl.wire import legible
 
 INFRASTRUCTURE = frozenset({Stop.SANDBOX_LOST, Stop.ENGINE_LOST})
 _MOST_WAIT = 10.0
@@ -117,5 +118,5 @@ def unplayed(spec: EpisodeSpec, stop: Stop, error: str) -> Episode:
         turns=(),
         trajectories=(),
         stop=stop,
-        error=error,
+        error=legible(error),
     )

@@ -20,7 +20,7 @@ import zstandard
 from agentrl.rollout.ledger import Ledger
 from agentrl.rollout.records import Ask, Change, Content, State, Stored, TakeRule
 from agentrl.types import Group, Version
-from agentrl.wire import decode_group, encode_group
+from agentrl.wire import decode_group, encode_group, json_bytes
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -173,13 +173,12 @@ class Pool:
 
 def _stored(group: Group) -> Stored:
     chat = [{"row": dict(e.row), "messages": list(e.messages)} for e in group.episodes]
-    chat_bytes = orjson.dumps(chat, default=str, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
     return Stored(
         position=group.id,
         attempt=group.attempt,
         labels=tuple(group.versions),
         body=encode_group(group, messages=False),
-        chat=zstandard.compress(chat_bytes, 1),
+        chat=zstandard.compress(json_bytes(chat), 1),
         tokens=sum(len(t) for e in group.episodes for t in e.trajectories),
     )
 

@@ -11,6 +11,7 @@ import orjson
 
 from agentrl.errors import DataError
 from agentrl.types import Row
+from agentrl.wire import json_bytes
 
 
 class Place(NamedTuple):
@@ -77,7 +78,5 @@ def fingerprint(rows: Sequence[Row], seed: int, shuffle: bool) -> str:
     """What makes two data orders the same: the seed, the number of rows, and up to 1,000 rows spread over the whole."""
     digest = hashlib.blake2b(repr((seed, shuffle, len(rows))).encode(), digest_size=12)
     for index in range(0, len(rows), max(1, len(rows) // 1000)):
-        digest.update(
-            orjson.dumps(dict(rows[index]), default=str, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
-        )
+        digest.update(json_bytes(dict(rows[index]), orjson.OPT_SORT_KEYS))
     return digest.hexdigest()

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agentrl.agent import Agent
 from agentrl.errors import RunError
+from agentrl.rollout.pool import Pool
 from agentrl.rollout.records import Candidate, TakeRule, choose
 from agentrl.rollout.runner import Runner
 from agentrl.testing.clock import run_virtual
 from agentrl.testing.scripted import ScriptedEngine
+from agentrl.testing.session import byte_sessions
 from agentrl.types import Message, Row, Step, Stop, Version
 from tests.rollout.test_cases import CASES, Told, all_differ, env_that, options_of, running, scripted
 
@@ -137,3 +143,60 @@ def test_what_failed_after_the_first_call_keeps_its_tokens_out_of_the_loss(tmp_p
         assert len([e for e in take.groups[0].episodes if e.scored]) == 3
 
     run_virtual(running(tmp_path, options_of(groups_per_step=1, samples=4, concurrency=4), env_that(earn), body))
+
+
+def test_an_error_that_is_no_text_costs_its_episodes_alone(tmp_path: Path) -> None:
+    """A sibling of I10: the names of files may hold bytes that no database and no JSON takes."""
+
+    async def earn(row: Row, number: int) -> float:
+        if row["n"] == 1 or number % 4 == 3:
+            raise FileNotFoundError("no file '\udcff.txt'")
+        return float(number)
+
+    async def body(runner: Runner) -> None:
+        take = await runner.take(0, Version(1, 0), 60.0)
+        assert take is not None
+        errors = [e.error for group in take.groups for e in group.episodes if e.error]
+        assert errors
+        assert all("no file '\\udcff.txt'" in error for error in errors)
+        assert runner.counts["given_up"] == 1
+
+    run_virtual(running(tmp_path, options_of(samples=4, concurrency=4), env_that(earn), body))
+
+
+@pytest.mark.parametrize(
+    "odd", [2**70, "\ud800", {"\ud800": [-(2**70)]}, {(1, 2): {"b", "a"}}, 10**6000], ids=lambda odd: type(odd).__name__
+)
+def test_what_json_cannot_say_is_still_a_row(odd: object, tmp_path: Path) -> None:
+    async def body() -> None:
+        pool = await Pool.open(tmp_path / "pool.sqlite")
+        engine = scripted()
+        runner = Runner(
+            options_of(), pool=pool, rows=[{"odd": odd}] * 8, seed=1, env="told", make_env=env_that(all_differ),
+            make_agent=Agent, open_session=byte_sessions(engine),
+        )  # fmt: skip
+        await runner.start(engine.version)
+        streaming = asyncio.create_task(runner.run())
+        take = await runner.take(0, engine.version, 60.0)
+        assert take is not None
+        assert "odd" in (await pool.group(take.ids[0])).episodes[0].row
+        streaming.cancel()
+        await asyncio.wait([streaming])
+        await pool.close()
+
+    run_virtual(body())
+
+
+def test_the_same_rows_are_the_same_data_in_another_process() -> None:
+    code = (
+        "from agentrl.rollout.schedule import fingerprint\n"
+        "rows = [{'tags': {'a', 'b', 'c'}, 'image': object()}, {'n': {2**70: 'x'}}]\n"
+        "print(fingerprint(rows, 1, True))"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, check=True, capture_output=True
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(found) == 1
