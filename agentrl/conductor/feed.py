@@ -27,10 +27,8 @@ HOLD_SECONDS = 20.0
 
 
 class Batch(NamedTuple):
-    """What one trainer step trains on. `cursor` goes into the checkpoint's manifest unread.
-
-    With `learn=False` the step is asked for again after the held-out loss of these groups was reported. `bodies` are
-    the groups as `encode_group(group, messages=False)` gives them, where they are at hand.
+    """What one trainer step trains on. `cursor` goes into the checkpoint unread. With `learn=False` the step is asked
+    for again after the held-out loss of these groups was reported. `bodies`: the groups as bytes, without messages.
     """
 
     take: int
@@ -49,7 +47,6 @@ class BatchSource(Protocol):
 
     async def take(self, step: int, version: Version, wait: float) -> Batch | None:
         """The batch of `step`, waiting up to `wait` seconds for it; raises RunIsOver when there will be none."""
-        ...
 
 
 class WeightsReady(BaseModel):
@@ -129,19 +126,15 @@ class TrainerEvents(Protocol):
 
     async def weights(self, ready: WeightsReady) -> None:
         """New weights are on disk."""
-        ...
 
     async def metrics(self, report: StepMetrics) -> None:
         """A step is done."""
-        ...
 
     async def checkpoint(self, ready: CheckpointReady) -> None:
         """A checkpoint is whole."""
-        ...
 
     async def phase(self, phase: Phase) -> None:
         """A rank is alive, and in this phase."""
-        ...
 
 
 class Trace(NamedTuple):
@@ -159,8 +152,8 @@ Body = TypeVar("Body", bound=BaseModel)
 class FeedServer:
     """Serves one trainer group at a time; `begin` admits the next incarnation and shuts the previous one out.
 
-    Each incarnation has a token of its own: a group that was given up for lost, and is not, can hand in nothing.
-    `on_commit` makes a checkpoint whole whose parts lie on several hosts, and returns its folder. `routes` adds calls.
+    Each incarnation has a token of its own: a group given up for lost can hand in nothing. `on_commit` makes a
+    checkpoint whole whose parts lie on several hosts, and returns its folder. `routes` adds calls.
     """
 
     def __init__(
@@ -229,7 +222,8 @@ class FeedServer:
             self.token = secrets.token_urlsafe(24)
         self._incarnation = incarnation
         async with self._taking:  # a held take of the old group ends first; the source un-takes it on resume
-            self._step, self._batch, self._bytes = -1, None, {}
+            # Also that the run is over, if that group was told so: this one goes back to a checkpoint.
+            self._step, self._batch, self._bytes, self._over = -1, None, {}, None
 
     def fail(self, error: BaseException) -> None:
         """The conductor's side is broken: `broken` raises `error`."""
@@ -241,34 +235,40 @@ class FeedServer:
         await asyncio.shield(self._failure)
 
     def finish(self, reason: str) -> None:
-        """From now on every `/take` is answered with "the run is over"."""
+        """Every `/take` is answered with "the run is over", until another group begins."""
         self._over = self._over or reason
 
     @web.middleware
     async def _guard(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "")
-        if (late := self._retired.get(given.removeprefix("Bearer "))) is not None:
-            return reply(409, {"error": f"incarnation {late} is over, now {self._incarnation} runs"})
-        if not hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode()):
-            return reply(401, {"error": "wrong or missing token: send 'Authorization: Bearer $AGENTRL_TOKEN'"})
         try:
-            return await handler(request)
+            # Again once the body is here: that may be long after, where a link was cut in the middle of the request.
+            return self._refusal(request) or await _whole(request) or self._refusal(request) or await handler(request)
         except _BadRequest as error:
             return reply(400, {"error": str(error)})
         except Exception as error:
-            # The conductor's own fault (a full disk, a pool that broke): the run ends with it, not with the trainer's
-            # complaint about the answer.
+            # The conductor's own fault (a full disk): the run ends with it, not with the trainer's complaint.
             self.fail(error)
             return reply(500, {"error": f"the conductor failed: {type(error).__name__}: {error}"})
+
+    def _refusal(self, request: web.Request) -> web.Response | None:
+        given = request.headers.get("Authorization", "")
+        if (late := self._retired.get(given.removeprefix("Bearer "))) is not None:
+            return self._late(late)
+        if not hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode()):
+            return reply(401, {"error": "wrong or missing token: send 'Authorization: Bearer $AGENTRL_TOKEN'"})
+        return None
+
+    def _late(self, incarnation: int) -> web.Response:
+        return reply(409, {"error": f"incarnation {incarnation} is over, now {self._incarnation} runs"})
 
     async def _take(self, request: web.Request) -> web.StreamResponse:
         wanted = parsed(_TakeRequest, await request.read())
         version = wanted.parsed_version
         async with self._taking:
             if version.incarnation != self._incarnation:
-                return reply(409, {"error": f"incarnation {version.incarnation} is over, now {self._incarnation} runs"})
+                return self._late(version.incarnation)
             if self._batch is None or self._step != wanted.step:
                 try:
                     batch = await self._next(wanted.step, version)
@@ -277,8 +277,7 @@ class FeedServer:
                     return reply(410, {"reason": str(over)})
                 if batch is None:
                     return web.Response(status=204)
-                # Bytes first: a batch that cannot be encoded must not be remembered as handed out. In a thread: a large
-                # batch takes longer than a waiting episode should.
+                # Bytes first: a batch that cannot be encoded was not handed out. In threads: large ones take long.
                 told = await asyncio.to_thread(manifest, batch, wanted.step, version)
                 self._bytes = await asyncio.to_thread(_bodies, batch)
                 self._step, self._batch, self._manifest = wanted.step, batch, told
@@ -346,6 +345,14 @@ def manifest(batch: Batch, step: int, version: Version) -> dict[str, Any]:
 def _bodies(batch: Batch) -> dict[int, bytes]:
     bodies = batch.bodies or [encode_group(group, messages=False) for group in batch.groups]
     return {group.id: body for group, body in zip(batch.groups, bodies, strict=True)}
+
+
+async def _whole(request: web.Request) -> web.Response | None:
+    try:
+        await request.read()  # kept by the request: handlers have it at once
+    except (ConnectionError, web.RequestPayloadError) as error:  # a rank died while it sent it
+        return reply(400, {"error": f"the request broke off: {error}"})
+    return None
 
 
 def _group_entry(group: Group) -> dict[str, Any]:

@@ -168,6 +168,41 @@ async def test_a_new_incarnation_shuts_the_old_group_out(setup: Setup) -> None:
     assert "incarnation 1 is over" in body["error"]
 
 
+async def test_a_group_that_goes_back_to_a_checkpoint_is_not_told_that_the_run_is_over(setup: Setup) -> None:
+    """It died after it was told so and before its last checkpoint: what it had trained on since is trained again."""
+    await setup.source.ready.put(None)
+    assert (await setup.take(1))[0] == 410
+    await setup.feed.begin(2)
+    await setup.source.ready.put(Batch(1, [make_group(1)], {}))
+    setup.http.headers["Authorization"] = f"Bearer {setup.feed.token}"
+    assert (await setup.take(1, "2.0"))[0] == 200
+
+
+@pytest.mark.parametrize("how", ["killed", "late"])
+@pytest.mark.parametrize("path", ["/weights", "/take"])
+async def test_a_rank_that_is_lost_in_the_middle_of_a_request(setup: Setup, how: str, path: str) -> None:
+    body = b'{"step": 1, "version": "1.1", "path": "/w/1", "seconds": 0.5}'
+    size = f"Content-Length: {len(body)}"
+    url = setup.http._base_url
+    assert url is not None
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {setup.feed.token}\r\n{size}\r\n\r\n"
+    writer.write(head.encode() + body[:20])
+    await writer.drain()
+    await asyncio.sleep(0.05)
+    if how == "killed":
+        writer.transport.abort()
+    else:
+        await setup.feed.begin(2)
+        writer.write(body[20:])
+        assert b" 409 " in await reader.readline()
+    await asyncio.sleep(0.05)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(setup.feed.broken(), 0.05)
+    assert setup.reports.got == setup.source.asked == []
+    writer.close()
+
+
 async def test_reports_arrive_typed(setup: Setup) -> None:
     sent: list[tuple[str, dict[str, Any]]] = [
         ("/weights", {"step": 1, "version": "1.1", "path": "/w/1", "seconds": 0.5}),
