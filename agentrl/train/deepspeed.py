@@ -95,7 +95,7 @@ class Backend:
         if frozen is not None:
             self._reference, *_ = deepspeed.initialize(model=frozen.eval(), config=config)
             self._reference.eval()
-        self.longest = options.max_sequence or longest_sequence(folder)
+        self.longest = longest_sequence(folder, options.max_sequence)
         self._sources = sources(policy.model)
         self.shapes = tuple(Shape(n, tuple(s.weight.ds_shape), s.weight.dtype) for n, s in self._sources.items())
         check_exact(policy, int(read_config(folder)["vocab_size"]), self.device)

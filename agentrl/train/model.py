@@ -25,6 +25,8 @@ CHUNK = 1 << 22
 """Logits held at once."""
 NEVER = -1e30
 """Log-prob of a token that a bias of -inf rules out: it adds 0 · NEVER = 0 to an entropy, where -inf would add NaN."""
+LOUD = 200.0
+"""A logit that no soft-capping leaves as it is."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -198,6 +200,8 @@ def load_policy(folder: Path, dtype: torch.dtype, *, checkpointing: bool = False
     head = model.get_output_embeddings()
     if type(head) is not nn.Linear:
         raise ConfigError(f"{folder}: the output head is a {type(head).__name__}, expected torch.nn.Linear")
+    if model.base_model is model:
+        raise ConfigError(f"{folder}: {type(model).__name__} has no part that gives hidden states without its head")
     head.__class__ = Head
     model.config.use_cache = False
     if checkpointing:
@@ -215,10 +219,24 @@ def read_config(folder: Path) -> dict[str, Any]:
         ) from error
 
 
-def longest_sequence(folder: Path) -> int | None:
-    """The model's own limit on positions, where its config names one."""
-    config = AutoConfig.from_pretrained(folder)
-    limit = config.to_dict().get("max_position_embeddings")
+def longest_sequence(folder: Path, wanted: int | None = None) -> int | None:
+    """`wanted`, or the model's own limit on positions, where its config names one.
+
+    ConfigError where that is more than the model can be packed with: some rotary embeddings change for all sequences
+    of a pass, and for later ones, once the longest goes beyond a length.
+    """
+    config = AutoConfig.from_pretrained(folder).get_text_config().to_dict()
+    limit = config.get("max_position_embeddings") if wanted is None else wanted
+    rope = config.get("rope_parameters") or {}
+    for part in [rope, *(x for x in rope.values() if isinstance(x, dict))]:
+        kind, fixed = part.get("rope_type"), part.get("original_max_position_embeddings")
+        fixed = config.get("max_position_embeddings") if fixed is None else fixed
+        if kind in ("dynamic", "longrope") and fixed is not None and (limit is None or limit > fixed):
+            raise ConfigError(
+                f"{folder}: rotary embeddings of kind {kind!r} depend on the longest sequence of a pass beyond "
+                f"{fixed} tokens, so that a sequence of up to {limit} cannot be packed: "
+                f"set train.max_sequence = {fixed} or less"
+            )
     return int(limit) if limit is not None else None
 
 
@@ -226,7 +244,7 @@ def check_exact(policy: Policy, vocabulary: int, device: torch.device) -> None:
     """ConfigError where packed log-probs differ from the unmodified model's on single sequences.
 
     A collective under ZeRO-3. It catches models that mix neighbours in a packed row by other ways than attention
-    (state-space layers, convolutions) or that change logits after the head.
+    (state-space layers, convolutions) or that change logits after the head, also where these are small.
     """
     lengths = [5, 3, 7]
     tokens = torch.randint(0, vocabulary, (sum(lengths),), generator=torch.Generator().manual_seed(0)).to(device)
@@ -238,13 +256,19 @@ def check_exact(policy: Policy, vocabulary: int, device: torch.device) -> None:
     policy.eval()
     with torch.no_grad():
         packed, _ = policy.head(policy.hidden(tokens, positions, lengths)[rows - 1], tokens[rows], ones)
-        model.set_attn_implementation("sdpa")
+        model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
         plain = []
         for part in torch.split(tokens, lengths):
             logits = model(input_ids=part[None], use_cache=False).logits[0, :-1].float()
             plain.append(logits.log_softmax(1).gather(1, part[1:, None]).squeeze(1))
+        changed = _changed_after_head(policy, part)
         model.set_attn_implementation(ATTENTION)
     policy.train(training)
+    if changed > 1e-3:
+        raise ConfigError(
+            f"{type(model).__name__} changes logits after its output head (a logit of {LOUD:.0f} by up to "
+            f"{changed:.3g}, as soft-capping or a scale does): this architecture cannot be trained packed"
+        )
     worst = float((packed - torch.cat(plain)).abs().max())
     limit = 1e-3 if packed.dtype == policy.head.weight.dtype else 0.15
     if not worst <= limit:
@@ -252,3 +276,17 @@ def check_exact(policy: Policy, vocabulary: int, device: torch.device) -> None:
             f"{type(model).__name__}: packed log-probs differ from the plain model's by up to {worst:.3g} "
             f"(limit {limit}): this architecture cannot be trained packed"
         )
+
+
+def _changed_after_head(policy: Policy, tokens: Tensor) -> float:
+    """By how much the model's logits differ from its head's, where these are up to `LOUD`."""
+    loud: list[Tensor] = []
+
+    def shout(_head: nn.Module, _given: object, logits: Tensor) -> Tensor:
+        loud.append(torch.linspace(-LOUD, LOUD, logits.numel(), device=logits.device, dtype=logits.dtype))
+        return loud[0].view_as(logits)
+
+    handle = policy.head.register_forward_hook(shout)
+    found = cast(Any, policy.model)(input_ids=tokens[None], use_cache=False).logits
+    handle.remove()
+    return float((found.flatten().float() - loud[0].float()).abs().max())

@@ -9,13 +9,20 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from agentrl.errors import ConfigError
 from agentrl.train import algorithm
 from agentrl.train import model as module
 from agentrl.train.batch import Batch, pack
-from agentrl.train.model import Policy, TokenLogprobs, check_exact, load_policy, packed_attention
+from agentrl.train.model import (
+    Policy,
+    TokenLogprobs,
+    check_exact,
+    load_policy,
+    longest_sequence,
+    packed_attention,
+)
 from agentrl.train.options import AlgorithmOptions
 from agentrl.train.plan import Item
 from agentrl.types import Group
@@ -168,17 +175,37 @@ def test_what_packed_attention_lacks_is_refused() -> None:
         packed_attention(torch.nn.Identity(), x, x, x, None, lengths=[3], softcap=30.0)
 
 
-def test_a_model_that_changes_logits_after_its_head_is_refused(tiny: Path) -> None:
+@pytest.mark.parametrize("cap", [None, 30.0])
+def test_a_model_that_changes_logits_after_its_head_is_refused(tiny: Path, cap: float | None) -> None:
+    """A scale, and a soft cap that a tiny model's small logits do not feel."""
     policy = load_policy(tiny, torch.float32)
     plain = policy.model.forward
-    policy.model.forward = lambda **given: _halved(plain(**given))
-    with pytest.raises(ConfigError, match="packed log-probs differ"):
+
+    def forward(**given: Any) -> Any:
+        output = plain(**given)
+        output.logits = output.logits / 2 if cap is None else cap * torch.tanh(output.logits / cap)
+        return output
+
+    policy.model.forward = forward
+    with pytest.raises(ConfigError, match="changes logits after its output head"):
         check_exact(policy, 200, torch.device("cpu"))
 
 
-def _halved(output: object) -> object:
-    output.logits = output.logits / 2  # type: ignore[attr-defined]
-    return output
+def test_rotary_embeddings_that_depend_on_the_longest_sequence_are_held_to_where_they_do_not(tmp_path: Path) -> None:
+    def save(**given: Any) -> None:
+        LlamaConfig(max_position_embeddings=4096, **given).save_pretrained(tmp_path)
+
+    save()
+    assert [longest_sequence(tmp_path, wanted) for wanted in (None, 100, 9000)] == [4096, 100, 9000]
+    save(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0})
+    assert [longest_sequence(tmp_path, wanted) for wanted in (None, 4096)] == [4096, 4096]
+    with pytest.raises(ConfigError, match="max_sequence = 4096"):
+        longest_sequence(tmp_path, 4097)
+    factors = {"short_factor": [1.0] * 64, "long_factor": [2.0] * 64, "original_max_position_embeddings": 1024}
+    save(rope_parameters={"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0, **factors})
+    with pytest.raises(ConfigError, match="max_sequence = 1024"):
+        longest_sequence(tmp_path)
+    assert longest_sequence(tmp_path, 1024) == 1024
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
