@@ -15,6 +15,7 @@ import time
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,10 +87,13 @@ class Ledger:
         self._set(group.position, State.POOLED)
         return True
 
-    def settle(self, position: int, state: State, reason: str, labels: Iterable[Version] = ()) -> None:
-        """A running group ends filtered or given up."""
+    def settle(self, position: int, state: State, reason: str, labels: Collection[Version] = ()) -> bool:
+        """A running group ends filtered or given up; False where it was filtered by abandoned weights: asked again."""
         with self._transaction():
+            if refused := self._refused(labels):
+                state, reason, labels = State.WAITING, "was filtered by abandoned weights", ()
             self._set(position, state, reason=reason, labels=join_labels(labels))
+            return not refused
 
     def reask(self, asked: Ask, reason: str, max_asks: int) -> Ask | None:
         """A running group grew too old: the next attempt at its row, or None where there were too many."""
@@ -101,8 +105,7 @@ class Ledger:
     def take(self, step: int, version: Version, rule: TakeRule) -> Change:
         """The batch of `step`, earliest deadline first; none of its tokens is older than the staleness bound."""
         with self._transaction():
-            known = self._db.execute("SELECT * FROM takes WHERE step = ?", (step,)).fetchone()
-            if known is not None:
+            if known := self._db.execute("SELECT * FROM takes WHERE step = ?", (step,)).fetchone():
                 record = record_of(known)
                 if record.version != version:
                     raise RunError(
@@ -111,7 +114,8 @@ class Ledger:
                 return Change(take=record)
             left = self._skipped(version)
             dropped, given_up = self._expire(version.number, rule)
-            chosen = self._choose(version.number, rule)
+            # What just went is asked again: the last batch is not here yet.
+            chosen = self._choose(version.number, replace(rule, last=rule.last and not dropped))
             made = self._record_take(step, version, chosen) if chosen else None
             return Change(made, made is not None, left, dropped, given_up)
 
@@ -130,20 +134,16 @@ class Ledger:
 
     def body(self, take: int, position: int) -> bytes:
         """The encoded group, without its chat; KeyError where it is not in `take`."""
-        row = self._row(
-            "SELECT g.body FROM groups g JOIN positions p USING (position) WHERE p.take = ? AND position = ?",
-            (take, position),
-        )
-        if row is None:
-            raise KeyError(f"group {position} is not in take {take}")
-        return bytes(row[0])
+        query = "SELECT g.body FROM groups g JOIN positions p USING (position) WHERE p.take = ? AND position = ?"
+        if row := self._row(query, (take, position)):
+            return bytes(row[0])
+        raise KeyError(f"group {position} is not in take {take}")
 
     def chat(self, position: int) -> tuple[bytes, bytes]:
         """Body and chat of a stored group; KeyError where there is none."""
-        row = self._row("SELECT body, chat FROM groups WHERE position = ?", (position,))
-        if row is None:
-            raise KeyError(f"group {position} is not stored")
-        return bytes(row[0]), bytes(row[1])
+        if row := self._row("SELECT body, chat FROM groups WHERE position = ?", (position,)):
+            return bytes(row[0]), bytes(row[1])
+        raise KeyError(f"group {position} is not stored")
 
     # --- starting, resuming, forgetting
 
@@ -225,8 +225,8 @@ class Ledger:
             gone = self._db.execute(
                 "DELETE FROM groups WHERE position IN (SELECT position FROM positions WHERE take <= ?)", (take,)
             ).rowcount
-            kept = max(take, int(self._meta("retained", "0")))
-            self._db.execute("INSERT OR REPLACE INTO meta VALUES ('retained', ?)", (str(kept),))
+            kept = str(max(take, int(self._meta("retained", "0"))))
+            self._db.execute("INSERT OR REPLACE INTO meta VALUES ('retained', ?)", (kept,))
             return gone
 
     def metrics(self) -> dict[str, float]:
@@ -350,7 +350,7 @@ class Ledger:
         """How many updates `label` is off the surviving line: those after the place where a later incarnation began."""
         later = "SELECT MIN(number) FROM incarnations WHERE incarnation > ?"
         (low,) = self._db.execute(later, (label.incarnation,)).fetchone()
-        return 0 if low is None else max(0, label.number - int(low))
+        return max(0, label.number - int(low)) if low is not None else 0
 
     def _refused(self, labels: Iterable[Version]) -> bool:
         return any(self._lost(label) > self.keep for label in labels)

@@ -102,9 +102,9 @@ class Pool:
             self._flush = asyncio.create_task(self._write_queue())
         return await done
 
-    async def filter(self, group: Group, reason: str) -> None:
-        """A group without signal ends here."""
-        await self._call(self._ledger.settle, group.id, State.FILTERED, reason, group.versions)
+    async def filter(self, group: Group, reason: str) -> bool:
+        """A group without signal ends here; False as for `put`."""
+        return await self._call(self._ledger.settle, group.id, State.FILTERED, reason, group.versions)
 
     async def give_up(self, position: int, reason: str) -> None:
         """A failed group ends here."""

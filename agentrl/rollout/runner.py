@@ -197,7 +197,9 @@ class Runner:
             if not await self.gate.room(_LOOK_EVERY):
                 continue
             async with self._books.shared():  # a resume changes what is to be asked next
-                asked = self._next() if self.gate.open else None
+                if not self.gate.open:
+                    continue  # a publish was faster; `room` waits for what opens it again
+                asked = self._next()
                 if asked is not None:
                     self._begin(asked)
                     continue
@@ -375,8 +377,8 @@ class Runner:
             await self.pool.give_up(group.id, f"{tried}; {dict(stops)}; {error}"[:500])
             return "given_up"
         if self.options.filter_equal and len(set(rewards)) == 1:
-            await self.pool.filter(group, f"all {len(rewards)} rewards are {rewards[0]}")
-            return "filtered"
+            known = await self.pool.filter(group, f"all {len(rewards)} rewards are {rewards[0]}")
+            return "filtered" if known else "abandoned"
         return "pooled" if await self.pool.put(group) else "abandoned"
 
     def _rule(self) -> TakeRule:

@@ -200,3 +200,52 @@ def test_the_same_rows_are_the_same_data_in_another_process() -> None:
         for seed in ("1", "2")
     }
     assert len(found) == 1
+
+
+def test_groups_that_grow_too_old_at_the_end_of_the_rows_make_no_short_batch(tmp_path: Path) -> None:
+    """A sibling of E09: half of the last batch has just gone, to be asked again; it is waited for."""
+    engine = scripted()
+
+    async def earn(row: Row, number: int) -> float:
+        await asyncio.sleep(7.0)
+        return float(number)
+
+    async def body(runner: Runner) -> None:
+        await asyncio.sleep(5.0)
+        engine.set_version(Version(1, 1))
+        await runner.published(engine.version)  # three groups are of version 0, the next three of version 1
+        await asyncio.sleep(60.0)
+        assert runner.exhausted
+        engine.set_version(Version(1, 3))
+        await runner.published(engine.version)
+        take = await runner.take(3, engine.version, 60.0)
+        assert take is not None
+        assert len(take.ids) == 6
+        assert runner.counts["dropped"] == 3
+        assert await runner.take(4, engine.version, 60.0) is None
+        assert runner.over
+
+    options = options_of(groups_per_step=6, staleness=2, epochs=1, concurrency=6)
+    run_virtual(running(tmp_path, options, env_that(earn), body, engine=engine, rows=6))
+
+
+def test_a_row_filtered_by_weights_that_a_resume_abandoned_meanwhile_is_asked_again(tmp_path: Path) -> None:
+    """A sibling of E07: the group ran across the resume, and all its rewards are equal."""
+    engine = scripted(3)
+
+    async def earn(row: Row, number: int) -> float:
+        await asyncio.sleep(5.0)
+        return float(number) if number > 1 else 1.0
+
+    async def body(runner: Runner) -> None:
+        await asyncio.sleep(2.0)  # it has tokens of version 1.3
+        engine.set_version(Version(2, 0))
+        await runner.start(engine.version)
+        take = await runner.take(0, engine.version, 60.0)
+        assert take is not None
+        assert take.ids == (0,)
+        assert runner.counts["filtered"] == 0
+        assert runner.counts["abandoned"] == 1
+
+    options = options_of(groups_per_step=1, staleness=0)
+    run_virtual(running(tmp_path, options, env_that(earn), body, engine=engine))
