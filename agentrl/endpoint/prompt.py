@@ -94,7 +94,8 @@ class Prompter:
         text = self._renderer.full_text([*history, *place.new], place.setting, generation=True)
         so_far = "".join(line.texts[: 2 * place.turn + 2])
         if text.startswith(so_far):
-            return place, self._renderer.prompt(text[len(so_far) :])
+            ended_by = self._renderer.end_text_of(int(line.tokens[line.turns[place.turn].tokens - 1]))
+            return place, self._renderer.prompt(text[len(so_far) :], after=ended_by)
         return place.restarted(SplitReason.TEMPLATE), self._renderer.prompt(text)
 
     def _opened(self, prompt: Prompt, opened: str, shown: str) -> Prompt:

@@ -143,12 +143,21 @@ class Renderer:
         fallbacks: tuple[list[Any], ...] = (calls[:1], []) if calls else ()
         for fewer in fallbacks:
             try:
-                return self.prompt(self._after(stand_in, ready, setting, ended_by))
+                return self._following(self._after(stand_in, ready, setting), ended_by)
             except ContractError:
                 stand_in = [stand_in[0], {**stand_in[-1], "tool_calls": fewer}]
                 if not fewer:
                     del stand_in[-1]["tool_calls"]
-        return self.prompt(self._after(stand_in, ready, setting, ended_by))
+        return self._following(self._after(stand_in, ready, setting), ended_by)
+
+    def _following(self, tail: str, ended_by: int | None) -> Prompt:
+        """What follows a sampled turn, of `tail` that begins with the template's own end token."""
+        end = "" if ended_by is None else self.end_text_of(ended_by)
+        return self.prompt(tail.removeprefix(end), after=end) if end and tail.startswith(end) else self.prompt(tail)
+
+    def end_text_of(self, token: int) -> str:
+        """The text of a token that ends turns; empty for all others."""
+        return next((text for text in self._end_texts if self.template.added[text][0] == token), "")
 
     def opens_thinking(self, text: str) -> bool:
         """Whether a prompt leaves the model inside a `<think>` that the template opened."""
@@ -173,20 +182,37 @@ class Renderer:
                     f"the chat template renders messages[{i}] differently from how it opens an assistant turn"
                 )
             said = self._through_end(after[len(before) :])
-            shown = self.template.encode_text(before)
-            if last >= 0:
-                shown = self.extend(messages[last], messages[last + 1 : i], setting, ended_by=self.end_id).tokens
-            if shown.size:
-                segments.append(Segment(shown, None, Context()))
-            segments.append(Segment(self.template.encode_text(said), None, Demonstration()))
+            if last < 0:
+                ended, shown = "", self.prompt(before)
+            else:
+                ended = self.end_text
+                shown = self.extend(messages[last], messages[last + 1 : i], setting, ended_by=self.end_id)
+            if shown.tokens.size:
+                segments.append(Segment(shown.tokens, None, Context()))
+            segments.append(Segment(self._behind(shown, ended, said), None, Demonstration()))
             last = i
         if last < 0:
             raise ContractError("a conversation to imitate needs at least one assistant message")
         return Trajectory(tuple(segments))
 
-    def prompt(self, text: str) -> Prompt:
-        """Rendered text as a prompt."""
-        return Prompt(text, self.template.encode_text(text), self.opens_thinking(text))
+    def _behind(self, shown: Prompt, ended: str, text: str) -> Int32Array:
+        """Text as it is encoded behind a prompt, which `ended` preceded; by itself where the two would melt."""
+        whole = self.template.encode_text(ended + shown.text + text)[bool(ended) :]
+        n = shown.tokens.size
+        return whole[n:] if np.array_equal(whole[:n], shown.tokens) else self.template.encode_text(text)
+
+    def prompt(self, text: str, after: str = "") -> Prompt:
+        """Rendered text as a prompt, `after` an end token that is there already.
+
+        It is encoded behind it: some end tokens swallow the blanks that follow, and some tokenizers begin every text
+        with a blank. CannotContinue where that end token is no token of its own there.
+        """
+        tokens = self.template.encode_text(after + text)
+        if after:
+            if not tokens.size or int(tokens[0]) != self.template.added[after][0]:
+                raise CannotContinue(f"its tokenizer does not begin {after + text!r:.80} with the end token")
+            tokens = tokens[1:]
+        return Prompt(text, tokens, self.opens_thinking(text))
 
     def _stand_in(self, last: Message) -> list[Message]:
         answer: Message = {"role": "assistant", "content": _ANSWER}
@@ -198,7 +224,8 @@ class Renderer:
             ]
         return [{"role": "user", "content": _QUESTION}, answer]
 
-    def _after(self, history: list[Message], ready: Sequence[Message], setting: Setting, ended_by: int | None) -> str:
+    def _after(self, history: list[Message], ready: Sequence[Message], setting: Setting) -> str:
+        """What the template writes from the end token of the history's last turn on."""
         text = self.template.text_of_prepared(
             [*history, *ready], setting.prepared, generation=True, extra=setting.extra
         )
@@ -211,8 +238,7 @@ class Renderer:
         found = [(tail.find(text), text) for text in self._end_texts if text in tail]
         if not found:
             raise CannotContinue(f"it closes an assistant's turn with {tail!r:.60}, which holds no end token")
-        at, text = min(found)
-        return tail[at + len(text) :] if ended_by == self.template.added[text][0] else tail[at:]
+        return tail[min(found)[0] :]
 
     def _through_end(self, text: str) -> str:
         at = text.rfind(self.end_text)
@@ -251,12 +277,12 @@ class Renderer:
     def _prove_one(self, last: Message, ready: list[Message], setting: Setting) -> None:
         stand_in = self._stand_in(last)
         try:
-            expected = self._after(stand_in, ready, setting, None)
+            expected = self._after(stand_in, ready, setting)
         except ContractError:
             return  # the template refuses this shape, and will say so to whoever sends it
         for history in _histories():
             try:
-                found = self._after([*history, stand_in[-1]], ready, setting, None)
+                found = self._after([*history, stand_in[-1]], ready, setting)
             except ContractError:
                 continue
             if found != expected:
@@ -264,9 +290,7 @@ class Renderer:
                     f"what it writes after a turn depends on the history: {found!r:.80} or {expected!r:.80}"
                 )
         end = next(text for text in self._end_texts if expected.startswith(text))
-        whole, rest = self.template.encode_text(expected), self.template.encode_text(expected[len(end) :])
-        if not np.array_equal(whole, np.concatenate((self.template.encode_text(end), rest))):
-            raise CannotContinue(f"its tokenizer encodes {expected!r:.80} differently after the end token")
+        self.prompt(expected[len(end) :], after=end)
 
 
 def _key(*parts: Any) -> bytes | None:
