@@ -155,6 +155,19 @@ def test_sft_refuses_what_needs_rollouts(place: Path) -> None:
     refused(run("sft", "sft.toml", "sft.eval_share=0", "sft.eval_every=3"), "eval_every has no effect")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["nowhere"], "nowhere has no tokenizer.json"),
+        (["model", "engine.kindd=x"], "did you mean 'kind'?"),
+        (["model", "train.steps=3"], "unknown key 'train'"),
+    ],
+)
+def test_serve_refuses_what_cannot_be_served(place: Path, arguments: Sequence[str], text: str) -> None:
+    done = CliRunner().invoke(app, ["serve", *arguments])
+    assert (done.exit_code, text in done.stderr) == (2, True), done.stderr
+
+
 def test_status_and_version(place: Path) -> None:
     assert run("status", "model").exit_code == 2
     told = run("version").output

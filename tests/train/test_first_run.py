@@ -61,7 +61,11 @@ def served_and_judged(serve: str, judge: str, folder: Path, path: str) -> float:
         port = str(free.getsockname()[1])
     serve, judge = serve.replace("30000", port), judge.replace("30000", port)
     with subprocess.Popen(
-        [sys.executable, *shlex.split(serve)[1:]], cwd=folder, env=env, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "agentrl.cli", *shlex.split(serve)[1:]],
+        cwd=folder,
+        env=env,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as server:
         try:
             assert server.stdout is not None

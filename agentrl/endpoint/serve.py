@@ -1,15 +1,14 @@
-"""`python -m agentrl.endpoint FOLDER --port 30000`: a model folder behind an OpenAI-compatible URL, for any client.
+"""`agentrl serve FOLDER`: a model folder behind an OpenAI-compatible URL, for any client.
 
 Starts an engine server of its own and serves until SIGINT or SIGTERM. `engine.*` and `endpoint.*` are a run's settings.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import signal
-import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
@@ -20,7 +19,7 @@ from agentrl.endpoint.options import EndpointOptions
 from agentrl.endpoint.template import ChatTemplate
 from agentrl.engine.options import EngineOptions
 from agentrl.engine.server import start_engine
-from agentrl.errors import AgentRLError, EngineLost
+from agentrl.errors import EngineLost
 from agentrl.types import Version
 
 
@@ -58,21 +57,7 @@ async def serve(folder: Path, settings: Settings) -> None:
             await server.stop()
 
 
-def main() -> int:
-    """Parse the command line and serve."""
-    parser = argparse.ArgumentParser(prog="python -m agentrl.endpoint", description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--port", type=int, default=30000)
-    parser.add_argument("settings", nargs="*", metavar="SECTION.KEY=VALUE")
-    args = parser.parse_intermixed_args()
-    try:
-        settings = load(Settings, None, [f"endpoint.port={args.port}", *args.settings])
-        asyncio.run(serve(args.folder.absolute(), settings))
-    except AgentRLError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def run_serve(folder: Path, port: int, overrides: Sequence[str]) -> None:
+    """The command's work; ConfigError for settings that cannot be."""
+    settings = load(Settings, None, [f"endpoint.port={port}", *overrides])
+    asyncio.run(serve(folder.absolute(), settings))
