@@ -50,6 +50,7 @@ class Playing:
             config.rollout, make_env=make_env, make_agent=resolve_agents(config), open_session=self._open
         )
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._broke: BaseException | None = None
         self._serial = -1
         self._got = 0
 
@@ -57,7 +58,7 @@ class Playing:
         """Play until the conductor refuses this process or does not answer."""
         await self._endpoint.start()
         try:
-            while (work := await self._ask()) is not None:
+            while (work := await self._ask()) is not None and self._broke is None:
                 if work.serial != self._serial:
                     self._serial = work.serial
                     await self._engines.follow(work.engines)
@@ -66,6 +67,9 @@ class Playing:
                         task.cancel()
                 for fresh in work.jobs:
                     self._tasks[fresh.id] = asyncio.create_task(self._play(fresh))
+                    self._tasks[fresh.id].add_done_callback(self._ended)
+            if self._broke is not None:
+                raise self._broke
         finally:
             for task in self._tasks.values():
                 task.cancel()
@@ -82,6 +86,11 @@ class Playing:
             max_tokens=spec.max_tokens,
             deadline=spec.deadline,
         )
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """An episode that cannot be handed in would be waited for: with this process, it is asked again elsewhere."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._broke = self._broke or error
 
     async def _play(self, job: Job) -> None:
         try:

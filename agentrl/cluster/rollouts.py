@@ -269,15 +269,17 @@ class Rollouts:
             for job in unplaced:
                 self._place(job)
         desk.sandboxes = wanted.sandboxes
-        if desk.last is not None and wanted.got < desk.last.number:
-            return answer(200, desk.last.model_dump())
-        if not (desk.fresh or desk.cancel or wanted.serial != self._serial):
+        known = desk.last is not None and wanted.got < desk.last.number
+        if not (known or desk.fresh or desk.cancel or wanted.serial != self._serial):
             desk.wake.clear()
             try:
                 async with asyncio.timeout(HOLD_SECONDS):
                     await desk.wake.wait()
             except TimeoutError:
                 pass
+        # Asked after the wait: the same question over a connection that broke may have been given the jobs meanwhile.
+        if desk.last is not None and wanted.got < desk.last.number:
+            return answer(200, desk.last.model_dump())
         jobs, cancel = tuple(job for job in desk.fresh if job.id in desk.jobs), tuple(desk.cancel)
         desk.fresh, desk.cancel = [], []
         desk.last = Work(number=wanted.got + 1, jobs=jobs, cancel=cancel, engines=self._engines, serial=self._serial)
@@ -289,11 +291,12 @@ class Rollouts:
         desk = self._desks.get(place)
         if desk is None or not self._valid(place):
             return answer(410, {"error": f"{place} is over"})
-        job = desk.jobs.pop(int(request.query["job"]), None)
+        job = desk.jobs.get(int(request.query["job"]))
         if job is None or job.id not in self._open:
             return answer(200, {})  # nobody waits for it any more
         future, _, row = self._open[job.id]
         outcome = outcome_from(body, request.headers.get("X-Error", ""), row)
+        del desk.jobs[job.id]  # what cannot be read does not count as had
         self.retried += int(outcome.episode.metrics.get("retries", 0))
         self._on_episode(outcome.episode)
         if not future.done():

@@ -14,13 +14,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from aiohttp import web
 
 from agentrl import __version__
 from agentrl.cluster.files import open_http
 from agentrl.cluster.hub import Hub
 from agentrl.cluster.options import ClusterOptions
+from agentrl.cluster.play import play
 from agentrl.cluster.protocol import Source
-from agentrl.cluster.rollouts import Rollouts, check_rows, outcome_bytes, outcome_from
+from agentrl.cluster.rollouts import Job, PlaySpec, Rollouts, Work, check_rows, outcome_bytes, outcome_from
 from agentrl.errors import DataError, EngineLost, SandboxLost
 from agentrl.rollout.episode import EpisodeSpec, Outcome
 from agentrl.rollout.player import Sampling
@@ -177,6 +179,33 @@ async def test_a_cancelled_episode_is_cancelled_there_too_and_work_is_shared(clu
     await asyncio.wait(playing)
 
 
+async def test_a_question_asked_again_while_the_first_one_is_held_loses_no_episode(cluster: Cluster) -> None:
+    """Its connection broke, and the conductor did not hear of that."""
+    place = await cluster.worker()
+    _, work = await cluster.next(place)
+    asked = [asyncio.create_task(cluster.next(place, got=1, serial=work["serial"])) for _ in range(3)]
+    await asyncio.sleep(0.3)
+    playing = [asyncio.create_task(cluster.rollouts.play(a_spec(n), SAMPLING)) for n in range(2)]
+    answers = [(await task)[1] for task in asked]
+    assert [job["group"] for job in answers[0]["jobs"]] == [0, 1]
+    assert answers == [answers[0]] * 3
+    for task in playing:
+        task.cancel()
+    await asyncio.wait(playing)
+
+
+async def test_an_episode_that_came_damaged_is_had_again(cluster: Cluster) -> None:
+    playing = asyncio.create_task(cluster.rollouts.play(a_spec(), SAMPLING))
+    place = await cluster.worker()
+    _, work = await cluster.next(place)
+    query = {"lease": place[0], "generation": str(place[1]), "job": str(work["jobs"][0]["id"])}
+    url = f"{cluster.hub.url}/rollout/done"
+    async with open_http(TOKEN) as http, http.post(url, data=b"torn", params=query) as response:
+        assert response.status == 500
+    assert await cluster.done(place, work["jobs"][0]["id"], Outcome(an_episode(a_spec()))) == 200
+    assert (await playing).episode == an_episode(a_spec())
+
+
 async def test_engines_that_change_are_told(cluster: Cluster) -> None:
     place = await cluster.worker()
     _, work = await cluster.next(place)
@@ -215,6 +244,36 @@ def test_rows_that_cannot_travel_are_named() -> None:
     check_rows([{"a": [1, "x", None]}])
     with pytest.raises(DataError, match="row 1 cannot go to a rollout worker"):
         check_rows([{"a": 1}, {"a": object()}])
+
+
+async def test_a_process_that_cannot_hand_in_an_episode_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the conductor would wait for that episode as long as one may take."""
+    monkeypatch.setattr("agentrl.cluster.play.PATIENCE_SECONDS", 0.1)
+    place = make_place(tmp_path)
+    (place / "env.py").write_text("import agentrl.env\n\nclass Bad(agentrl.env.Env):\n    pass\n")
+    job = Job(
+        id=1, group=0, sample=0, attempt=0, seed=1, row={}, name="1", sampling_seed=1, training=True, temperature=1.0
+    )
+    answers = [Work(number=n, jobs=(job,) if n == 1 else (), cancel=(), engines=(), serial=0) for n in range(1, 99)]
+
+    async def next_(request: web.Request) -> web.Response:
+        await asyncio.sleep(0.05)
+        return web.json_response(answers.pop(0).model_dump())
+
+    async def done(request: web.Request) -> web.Response:
+        return web.Response(status=500)
+
+    app = web.Application()
+    app.add_routes([web.post("/rollout/next", next_), web.post("/rollout/done", done)])
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    config = {"name": "r", "model": str(place / "model"), "env": {"path": f"{place}/env.py:Bad"}}
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    spec = PlaySpec(conductor=url, lease="x", generation=1, config=config, model=place / "model")
+    with pytest.raises(EngineLost, match="does not answer /rollout/done"):
+        await asyncio.wait_for(play(spec, TOKEN), 60)
+    await runner.cleanup()
 
 
 BOXED = """
