@@ -5,7 +5,8 @@ Published weights do not show which: an adapter is added to the weight that it a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple, cast
 
@@ -79,6 +80,25 @@ def sources(model: nn.Module) -> dict[str, Source]:
         else:
             found[name.replace(_INSIDE, ".")] = Source(parameter)
     return found
+
+
+def other_base(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -> str | None:
+    """What is different in what trained weights rest on: how adapters count, or the weights beside them; None: nothing.
+
+    `saved` is None in checkpoints of older versions, which do not tell.
+    """
+    if saved is None:
+        return None
+    if saved["lora"] != now["lora"]:
+        return f"adapters of train.lora = {saved['lora']}, now {now['lora']}: set it back"
+    if saved["dtype"] != now["dtype"]:
+        return None  # rounded otherwise
+    for name, (total, squares) in now["frozen"].items():
+        was = saved["frozen"].get(name, (math.nan, math.nan))
+        near = 1e-9 * max(squares, 1e-30)
+        if not (abs(was[1] - squares) <= near and abs(was[0] - total) <= 1e-6 * math.sqrt(max(squares, 1e-30))):
+            return f"the frozen {name!r} is not the one it was trained with: start from the same model"
+    return None
 
 
 def _insert_adapters(model: nn.Module, options: LoraOptions, seed: int) -> None:

@@ -28,7 +28,7 @@ from torch import Tensor
 from transformers.integrations import HfDeepSpeedConfig
 
 from agentrl.errors import ConfigError
-from agentrl.train import shards
+from agentrl.train import adapt, shards
 from agentrl.train.adapt import choose_trained, sources
 from agentrl.train.algorithm import Largest, Mean, Metrics, Output
 from agentrl.train.batch import Batch
@@ -206,6 +206,7 @@ class Backend:
         common: dict[str, Any] = {
             "optimizer_steps": steps,
             "sizes": {name: int(parameter.ds_numel) for name, parameter in self._trained()},
+            "base": self._base(),
         }
         if self.options.dtype == "fp16":
             scaler = optimizer.loss_scaler
@@ -222,6 +223,8 @@ class Backend:
                 f"checkpoint {folder} is of another model, or of other train.trainable, train.frozen or train.lora: "
                 f"its trained weights differ, e.g. {odd}"
             )
+        if (other := adapt.other_base(common.get("base"), self._base())) is not None:
+            raise ConfigError(f"checkpoint {folder} holds trained weights alone, which rest on others: {other}")
         optimizer.checkpoint_event_prologue()
         steps = int(common["optimizer_steps"])
         if steps:
@@ -244,6 +247,24 @@ class Backend:
         if self.options.dtype == "fp16" and "scaler" in common:
             scaler = optimizer.loss_scaler
             scaler.cur_scale, scaler.cur_iter, scaler.last_overflow_iter, scaler.cur_hysteresis = common["scaler"]
+
+    def _base(self) -> dict[str, Any]:
+        """What the trained weights mean nothing without: how adapters count, and sums of what is frozen. Collective."""
+        named: list[tuple[str, Any]] = list(self._policy.model.named_parameters())
+        frozen = [(name, p) for name, p in named if not p.requires_grad]
+        sums = torch.zeros(len(frozen), 2, dtype=torch.float64, device=self.device)
+        for row, (_, parameter) in zip(sums, frozen, strict=True):
+            part: Tensor = parameter.ds_tensor
+            mine = part[: max(parameter.ds_numel - self.rank * part.numel(), 0)]  # without padding
+            row[0] = mine.sum(dtype=torch.float64)
+            row[1] = torch.linalg.vector_norm(mine, dtype=torch.float64).square()
+        found = self.sum(sums).tolist() if frozen else []
+        lora = self.options.lora
+        return {
+            "lora": None if lora is None else {"rank": lora.rank, "alpha": lora.alpha},
+            "dtype": self.options.dtype,
+            "frozen": dict(zip([name for name, _ in frozen], found, strict=True)),
+        }
 
     def _trained(self) -> list[tuple[str, Any]]:
         head = self._policy.value_head

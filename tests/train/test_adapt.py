@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from agentrl.errors import ConfigError
-from agentrl.train.adapt import choose_trained, sources
+from agentrl.train.adapt import choose_trained, other_base, sources
 from agentrl.train.model import Policy, load_policy
 from agentrl.train.options import LoraOptions, TrainOptions
 from tests.train.group import Outcome, check_export, distance, run_groups
@@ -77,6 +77,20 @@ def test_adapters_are_the_same_at_every_start(tiny: Path) -> None:
         assert torch.equal(a, b), name
 
 
+def test_trained_weights_rest_on_the_same_others() -> None:
+    now = {"lora": None, "dtype": "bf16", "frozen": {"a": [0.0, 0.0], "b": [-3.0, 50.0]}}
+    assert other_base(None, now) is None, "older checkpoints do not tell"
+    assert other_base({**now, "frozen": {"a": [0.0, 0.0], "b": [-3.0 + 1e-9, 50.0]}}, now) is None, (
+        "another order of sums"
+    )
+    assert other_base({**now, "dtype": "fp32", "frozen": {"a": [0.0, 0.0], "b": [-3.1, 51.0]}}, now) is None
+    for frozen in ({"a": [0.0, 0.0], "b": [-3.0, 50.001]}, {"a": [0.0, 0.0], "b": [-3.001, 50.0]}, {"b": [-3.0, 50.0]}):
+        assert "frozen" in (other_base({**now, "frozen": frozen}, now) or "")
+    lora = {"rank": 4, "alpha": 8.0}
+    assert "set it back" in (other_base({**now, "lora": lora}, now) or "")
+    assert other_base({**now, "lora": lora}, {**now, "lora": lora}) is None
+
+
 PARTS = ["frozen", "lora", "offloaded"]
 
 
@@ -94,6 +108,8 @@ def test_any_part_trains_as_in_one_process_resumes_exactly_and_is_published_whol
     start = load_file(outcome.work / "frozen-1" / "step-0000002" / "model" / "model.safetensors")
     for place, found in outcome.results.items():
         assert found[part]["resume_is_exact"], place
+        says = {"lora": ["train.lora = {'rank': 2, 'alpha': 8.0}", "the frozen"], "frozen": ["the frozen"]}
+        assert [w in said for w, said in zip(says.get(part, []), found[part]["refused"], strict=True)].count(False) == 0
     for world in (1, 2):
         found = outcome.results[world, 0][part]
         assert found["distance_to_adamw"] < 1e-5

@@ -42,6 +42,7 @@ from agentrl.train.state import State  # noqa: E402
 from agentrl.types import Context, Group, Sampled, Segment, Trajectory, Version  # noqa: E402
 from tests.train.drawing import describe, draw, episode, random_group  # noqa: E402
 from tests.train.receiver import Receiver  # noqa: E402
+from tests.train.refusals import refusals  # noqa: E402
 
 BUDGETS = {1: 1 << 20, 2: 90}
 """One rank packs everything in one pass; two ranks cut it finely, into passes of which the last are dummies."""
@@ -157,6 +158,7 @@ class Checks:
         probe = batches(0, 1, self.chosen, 77)[0]
         logprobs = backend.logprobs([probe])[0]
         found = {
+            "refused": refusals(again, saved),
             "moved": sorted(n for n in after if not torch.equal(after[n], before[n])),
             "resume_is_exact": all(torch.equal(after[n], resumed[n]) for n in after),
             "trained": sum(backend.state()[1]["sizes"].values()),
@@ -199,8 +201,8 @@ class Checks:
         return {"tokens": chosen.tolist(), "logprobs": backend.logprobs([batch])[0][batch.mask].tolist()}
 
     def keep_probe(self, name: str, probe: Batch, logprobs: Tensor) -> None:
-        tensors = {"tokens": probe.tokens, "logprobs": logprobs, "mask": probe.mask, "seqlens": probe.cu_seqlens}
-        save_file(tensors, self.work / f"probe-{name}.safetensors")
+        found = {"tokens": probe.tokens, "logprobs": logprobs, "mask": probe.mask, "seqlens": probe.cu_seqlens}
+        save_file(found, self.work / f"probe-{name}.safetensors")
 
     def critic_and_reference(self) -> None:
         """Episodes in three pieces, spread over ranks: values, penalties and whitening as in one process."""
@@ -215,8 +217,7 @@ class Checks:
         saved = persist.save(backend, self.job(f"v{self.world}"), State(step=1, take=1))
         again = Backend(self.folder, self.options, critic_rate=chosen.options.value_rate)
         persist.restore(again, saved)
-        restored = self.critic_head(again)
-        self.found["critic_restored"] = all(torch.equal(found[n], restored[n]) for n in restored)
+        self.found["critic_restored"] = all(torch.equal(found[n], t) for n, t in self.critic_head(again).items())
         if self.rank == 0:
             save_file(found, self.work / f"weights-critic-{self.world}.safetensors")
 
@@ -380,8 +381,7 @@ class Checks:
             backend = Backend(self.folder, self.options.model_copy(update={"checkpointing": checkpointing}))
             self.step(backend, 0)
             weights.append(whole_weights(backend))
-        plain, recomputed = weights
-        self.found["recompute_distance"] = max(float((plain[n] - recomputed[n]).abs().max()) for n in plain)
+        self.found["recompute_distance"] = max(float((weights[0][n] - t).abs().max()) for n, t in weights[1].items())
 
 
 def main() -> None:
