@@ -48,7 +48,7 @@ def _same_token(got: str, expected: str, tolerance: float) -> bool:
         return True
     if not (_NUMBER.fullmatch(expected) and any(mark in expected for mark in ".eE")):
         return False
-    return bool(_NUMBER.fullmatch(got)) and _close(float(got), float(expected), tolerance)
+    return bool(_NUMBER.fullmatch(got)) and math.isfinite(float(got)) and _close(float(got), float(expected), tolerance)
 
 
 def _close(got: float, expected: float, tolerance: float) -> bool:

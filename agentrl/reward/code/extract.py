@@ -14,14 +14,18 @@ import re
 import warnings
 from typing import NamedTuple
 
-PYTHON_TAGS = frozenset({"py", "py3", "python", "python3", "python2", "cpython", "pypy", "pypy3"})
+PYTHON = "python"
+_TAG = re.compile(r"[\w+#.-]*")
+_PYTHON_TAG = re.compile(r"(?:c?python|py|pypy)[\d.]*|[\w-]+\.py")
+_LEFT_OVER = re.compile(r"(?:</?\w+>|<[|｜][^<>]*[|｜]>|\s)+")
+"""What may follow the closing fence on its line: the tag around an answer, the token that ends a turn."""
 _FENCE = re.compile(r"^([ \t]*(?:>[ \t]?)*)(`{3,}|~{3,})[ \t]*(.*?)[ \t]*$")
-_THINK_END = re.compile(r"</think(?:ing)?>", re.IGNORECASE)
-_THINK_START = re.compile(r"<think(?:ing)?>", re.IGNORECASE)
+_THINK_END = re.compile(r"(?P<quoted>(['\"])</think(?:ing)?>\2)|</think(?:ing)?>", re.IGNORECASE)
+_THINK_START = re.compile(r"(?P<quoted>(['\"])<think(?:ing)?>\2)|<think(?:ing)?>", re.IGNORECASE)
 
 
 class Block(NamedTuple):
-    """A fenced block: the first word after the fence in lower case, and what it holds."""
+    """A fenced block: its first word in lower case ("python" for all that mean it), and what it holds."""
 
     tag: str
     text: str
@@ -33,21 +37,23 @@ def extract_code(answer: str, entry_point: str | None = None) -> str | None:
     found = blocks(answer)
     if not found and not any(_FENCE.match(line) for line in answer.split("\n")):
         return answer.strip("\n") + "\n" if is_program(answer) else None
-    chosen = [b.text for b in found if b.tag in PYTHON_TAGS and b.text.strip()]
+    chosen = [b.text for b in found if b.tag == PYTHON and b.text.strip()]
     chosen = chosen or [b.text for b in found if not b.tag and is_program(b.text)]
     if not chosen:
         return None
     if entry_point is not None:
-        name = entry_point.split(".")[0]
-        return next((text for text in reversed(chosen) if defines(text, name)), chosen[-1])
+        # A method may have been written as a function, and a function as a method.
+        names = [*entry_point.split("."), "Solution"]
+        found_in = [text for name in names for text in reversed(chosen) if defines(text, name)]
+        return found_in[0] if found_in else chosen[-1]
     return chosen[-1]
 
 
 def final_part(answer: str) -> str:
     """The answer without its reasoning."""
-    ends = list(_THINK_END.finditer(answer))
+    ends = [end for end in _THINK_END.finditer(answer) if not end["quoted"]]
     rest = answer[ends[-1].end() :] if ends else answer
-    opened = _THINK_START.search(rest)
+    opened = next((start for start in _THINK_START.finditer(rest) if not start["quoted"]), None)
     return rest[: opened.start()] if opened and not _in_fence(rest, opened.start()) else rest
 
 
@@ -67,27 +73,47 @@ def blocks(text: str) -> list[Block]:
 
 
 def _read_block(lines: list[str], start: int, opening: re.Match[str]) -> tuple[Block, int]:
-    tag = opening[3].strip("{}. ").split()[0].strip("{}.,").lower() if opening[3].strip("{}. ") else ""
+    tag = _tag(opening[3])
     ends = [at for at in range(start, len(lines)) if _closes(lines[at], opening)]
     # A docstring may hold fences of its own: the first end at which a Python block compiles is its end.
-    if tag in PYTHON_TAGS and len(ends) > 1:
+    if tag == PYTHON and len(ends) > 1:
         for end in ends[:8]:
             if end > ends[0] and any(_opens_python(line) for line in lines[ends[0] + 1 : end]):
                 break
             if compiles(_dedent(lines[start:end], opening[1])):
                 return Block(tag, _dedent(lines[start:end], opening[1])), end + 1
     end = ends[0] if ends else len(lines)
+    if tag == PYTHON and (short := _ends_within(lines[start:end], opening)) is not None:
+        return Block(tag, short), start + short.count("\n")
     return Block(tag, _dedent(lines[start:end], opening[1])), end + 1
+
+
+def _tag(info: str) -> str:
+    """`python3`, `{.python}`, `python:main.py`, `main.py`: Python."""
+    found = _TAG.match(info.strip("{}. ").lower())
+    tag = found[0].rstrip(".,") if found else ""
+    return PYTHON if _PYTHON_TAG.fullmatch(tag) else tag
+
+
+def _ends_within(lines: list[str], opening: re.Match[str]) -> str | None:
+    """The block where its closing fence stands at the end of a line of the program; None where it does not."""
+    at = next((n for n, line in enumerate(lines) if line.rstrip().endswith(opening[2])), None)
+    if at is None or compiles(_dedent(lines, opening[1])):
+        return None
+    text = _dedent([*lines[:at], lines[at].rstrip().removesuffix(opening[2])], opening[1])
+    return text if compiles(text) else None
 
 
 def _closes(line: str, opening: re.Match[str]) -> bool:
     closing = _FENCE.match(line)
-    return closing is not None and not closing[3] and closing[2].startswith(opening[2])
+    if closing is None or not closing[2].startswith(opening[2]):
+        return False
+    return not closing[3] or _LEFT_OVER.fullmatch(closing[3]) is not None
 
 
 def _opens_python(line: str) -> bool:
     fence = _FENCE.match(line)
-    return fence is not None and fence[3].strip("{}. ").lower() in PYTHON_TAGS
+    return fence is not None and _tag(fence[3]) == PYTHON
 
 
 def _dedent(lines: list[str], prefix: str) -> str:

@@ -13,6 +13,7 @@ printed marker, an edited file or a patched interpreter is at best a wrong answe
 
 from __future__ import annotations
 
+import re
 import time
 
 from agentrl.errors import InfrastructureError, SandboxLost
@@ -32,6 +33,7 @@ from agentrl.types import Row
 
 _JUDGE_SECONDS = 30.0
 _SHOWN = 400
+_FUTURE = re.compile(r"^from __future__ import [\w, ]+(?:\n|$)", re.MULTILINE)
 
 
 class CodeReward:
@@ -148,14 +150,15 @@ def find_program(answer: str, task: Task) -> str | None:
 
 def _after(preamble: str, code: str) -> str:
     # `from __future__` must stay first, and a preamble may end in a function that has no body yet.
-    if "from __future__" in code or not compiles(preamble):
+    if not compiles(preamble):
         return code
-    return f"{preamble}\n\n{code}"
+    features = _FUTURE.findall(code)
+    return "".join(features) + f"{preamble}\n\n{_FUTURE.sub('', code)}"
 
 
 async def run_program(box: Sandbox, stdin: str, seconds: float, path: str = "solution.py") -> ExecResult:
     """Run a program of the box on this input."""
-    return await box.exec([PYTHON, path], stdin=stdin.encode(), timeout=seconds)
+    return await box.exec([PYTHON, path], stdin=stdin.encode("utf-8", "surrogatepass"), timeout=seconds)
 
 
 def _ended(ran: ExecResult) -> Status:
@@ -189,7 +192,7 @@ def _judge_call(number: int, case: Case, session: Session, tolerance: float) -> 
         return TestResult(name, Status.MEMORY if memory else Status.RUNTIME_ERROR, text)
     try:
         value = decode(answer["value"])
-        right = same_value(value, case.expected, tolerance)
+        right = any(same_value(value, one, tolerance) for one in (case.expected, *case.others))
     except (ValueError, RecursionError) as error:
         return TestResult(name, Status.WRONG_ANSWER, f"an answer that is no data: {error}"[:_SHOWN])
     shown = "" if right else f"it gave {_repr(value):.{_SHOWN}}"

@@ -23,6 +23,19 @@ from typing import Any
 from agentrl.errors import DataError
 from agentrl.types import Row
 
+_MODULES = (
+    "string re datetime collections heapq bisect copy math random statistics itertools functools operator io sys json"
+)
+_CUSTOMARY = "\n".join(
+    (
+        *(f"from {name} import *" for name in [*_MODULES.split(), "builtins", "typing"]),
+        *(f"import {name}" for name in _MODULES.split()),
+        "sys.setrecursionlimit(50000)",
+        "",
+    )
+)
+"""What the graders of LiveCodeBench and APPS put before an answer: its starter code uses `List` without an import."""
+
 
 class Mode(enum.StrEnum):
     """What is run."""
@@ -43,6 +56,8 @@ class Case:
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] | None = None
     expected: Any = None
+    others: tuple[Any, ...] = ()
+    """Of a call: further values that are right too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +141,15 @@ def _live_code_bench(row: Row) -> Task:
     metadata = json.loads(metadata) if isinstance(metadata, str) else metadata
     name = metadata.get("func_name")
     if not name:
-        return Task(Mode.STDIO, tuple(Case(stdin=t["input"], expected=t["output"]) for t in tests))
+        return Task(Mode.STDIO, tuple(Case(stdin=t["input"], expected=t["output"]) for t in tests), preamble=_CUSTOMARY)
     calls = [
-        Case(args=tuple(json.loads(line) for line in t["input"].split("\n")), expected=json.loads(t["output"]))
+        Case(
+            args=tuple(json.loads(line) for line in t["input"].split("\n") if line.strip()),
+            expected=json.loads(t["output"]),
+        )
         for t in tests
     ]
-    return Task(Mode.FUNCTIONAL, tuple(calls), entry_point=f"Solution.{name}")
+    return Task(Mode.FUNCTIONAL, tuple(calls), entry_point=f"Solution.{name}", preamble=_CUSTOMARY)
 
 
 def _packed(value: Any) -> Any:
@@ -153,10 +171,16 @@ def _apps(row: Row) -> Task:
     data = json.loads(given) if isinstance(given, str) else given
     pairs = list(zip(data["inputs"], data["outputs"], strict=True))
     if name := data.get("fn_name"):
-        # APPS wraps each expected value in a list of one.
-        calls = [Case(args=tuple(i), expected=o[0] if isinstance(o, list) and len(o) == 1 else o) for i, o in pairs]
-        return Task(Mode.FUNCTIONAL, tuple(calls), entry_point=name)
-    return Task(Mode.STDIO, tuple(Case(stdin=_joined(i), expected=_joined(o)) for i, o in pairs))
+        # APPS wraps expected values in a list of one, but not all of them.
+        calls = [
+            Case(args=tuple(i), expected=o[0], others=(o,))
+            if isinstance(o, list) and len(o) == 1
+            else Case(args=tuple(i), expected=o)
+            for i, o in pairs
+        ]
+        return Task(Mode.FUNCTIONAL, tuple(calls), entry_point=name, preamble=_CUSTOMARY)
+    cases = tuple(Case(stdin=_joined(i), expected=_joined(o)) for i, o in pairs)
+    return Task(Mode.STDIO, cases, preamble=_CUSTOMARY)
 
 
 def _joined(value: Any) -> str:

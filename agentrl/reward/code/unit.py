@@ -107,7 +107,7 @@ def _kinds(program: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            found[node.name] = {"kind": "function"}
+            found[node.name] = {"kind": "function", "async": isinstance(node, ast.AsyncFunctionDef)}
         elif isinstance(node, ast.ClassDef):
             found[node.name] = _class(node, found)
         elif isinstance(node, ast.Assign):
@@ -117,11 +117,19 @@ def _kinds(program: str) -> dict[str, Any]:
 
 def _class(node: ast.ClassDef, found: dict[str, Any]) -> dict[str, Any]:
     bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
+    above = [method for base in bases for method in found.get(base, {}).get("async", [])]
     inherited = [method for base in bases for method in found.get(base, {}).get("methods", [])]
     is_error = any(found.get(base, {}).get("kind") == "error" or _is_builtin_error(base) for base in bases)
-    methods = [inner.name for inner in node.body if isinstance(inner, ast.FunctionDef) and not _is_property(inner)]
+    own = [inner for inner in node.body if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef)]
+    methods = [inner.name for inner in own if not _is_property(inner)]
+    waited = [inner.name for inner in own if isinstance(inner, ast.AsyncFunctionDef)]
     known = [base for base in bases if base in found or _is_builtin_error(base)]
-    return {"kind": "error" if is_error else "class", "bases": known, "methods": [*inherited, *methods]}
+    return {
+        "kind": "error" if is_error else "class",
+        "bases": known,
+        "methods": [*inherited, *methods],
+        "async": [*above, *waited],
+    }
 
 
 def _is_builtin_error(name: str) -> bool:
@@ -129,7 +137,7 @@ def _is_builtin_error(name: str) -> bool:
     return isinstance(kind, type) and issubclass(kind, Exception)
 
 
-def _is_property(node: ast.FunctionDef) -> bool:
+def _is_property(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     names = [
         d.attr if isinstance(d, ast.Attribute) else d.id
         for d in node.decorator_list

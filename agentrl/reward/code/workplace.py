@@ -77,7 +77,8 @@ class Workplace:
         """
         box = await self.box()
         return _report(
-            await box.exec(["sh", "-c", command], stdin=stdin.encode(), timeout=self._seconds), self._seconds
+            await box.exec(["sh", "-c", command], stdin=stdin.encode("utf-8", "replace"), timeout=self._seconds),
+            self._seconds,
         )
 
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any, NamedTuple
 
 import pytest
@@ -44,6 +45,12 @@ ANSWERS = {
     "JSON after it": fenced(SUM) + '\n```json\n{"a": 1}\n```',
     "C++ before it": "```cpp\nint main(){}\n```\n" + fenced(SUM),
     "an empty block after it": fenced(SUM) + "\n```python\n```",
+    "a tag after the fence": "<answer>\n" + fenced(SUM) + "</answer>",
+    "the end of the turn after the fence": fenced(SUM) + "<|im_end|>",
+    "the fence at the end of its last line": "```python\n" + SUM + "```\nThis adds.",
+    "the file's name after the tag": "```python:main.py\n" + SUM + "\n```",
+    "a version in the tag": "```python3.11\n" + SUM + "\n```",
+    "the end of reasoning in a string": fenced("s = '</think>'\n" + SUM),
 }
 READERS = {
     "lines of sys.stdin": "import sys\nfor l in sys.stdin:\n    print(sum(map(int,l.split())))",
@@ -120,6 +127,14 @@ ENDS = {
     "not ASCII": ("print(input()[::-1])", "héé😀", "😀ééh", "passed"),
     "nothing is expected": ("pass", "", "", "passed"),
     "something where nothing is": ("print(1)", "", "", "wrong_answer"),
+    "beyond all floats": ("print('1e500')", "", "1e400", "wrong_answer"),
+    "a thread that never ends": (
+        "import threading,time\nthreading.Thread(target=time.sleep,args=(60,)).start()\nprint(5)",
+        "",
+        "5",
+        "timeout",
+    ),
+    "half a character in the input": ("print(5)", "\ud83d", "5", "passed"),
     "a line too few": ("print(1)", "", "1\n2", "wrong_answer"),
     "a line too many": ("print(1);print(2)", "", "1", "wrong_answer"),
 }
@@ -145,6 +160,21 @@ FUNCTIONS: dict[str, tuple[str, list[Any], Any, str]] = {
     "half a character": ("def solve(x): return '\\ud800'", [1], "x", "wrong_answer"),
     "6000 digits": ("def solve(x): return 10**6000", [1], 1, "wrong_answer"),
     "bytes": ("def solve(x): return b'a'", [1], "a", "wrong_answer"),
+    "async": ("async def solve(x): return x+1", [1], 2, "passed"),
+    "a named tuple": (
+        "from collections import namedtuple\nP=namedtuple('P','x y')\ndef solve(x): return P(1,2)",
+        [1],
+        [1, 2],
+        "passed",
+    ),
+    "an int that is equal to everything": (
+        "class E(int):\n    __eq__=lambda s,o: True\ndef solve(x): return E(4)",
+        [1],
+        5,
+        "wrong_answer",
+    ),
+    "a fraction": ("from fractions import Fraction\ndef solve(x): return Fraction(1,2)", [1], 0.5, "passed"),
+    "a method for a function": ("class Solution:\n    def solve(self,x): return x", [1], 1, "passed"),
 }
 TESTS = {
     "an expected exception": (
@@ -166,9 +196,47 @@ TESTS = {
     ),
     "the name is missing": ("def g(x): return x", "assert f(1) == 1", "runtime_error"),
     "no end": ("def f(x):\n    while True: pass", "assert f(1) == 1", "timeout"),
+    "asynchronous": ("async def f(x): return x*x", "import asyncio\n    assert asyncio.run(f(3)) == 9", "passed"),
     "it prints": ("def f(x):\n    print('hello'); return x", "assert f(1) == 1", "passed"),
 }
+CALLS = json.dumps([{"input": "[1, 2]\n3\n", "output": "6\n"}])
+LIVE = {"public_test_cases": CALLS, "metadata": '{"func_name": "f"}'}
+STDIN = {"public_test_cases": '[{"input": "2 3", "output": "5"}]', "metadata": "{}"}
+APPS: dict[str, Any] = {"input_output": {"fn_name": "f", "inputs": [[[1]]], "outputs": [[1]]}}
+ROWS: dict[str, tuple[str, dict[str, Any]]] = {
+    "LiveCodeBench: List without an import": (
+        "class Solution:\n    def f(self, xs: List[int], k: int) -> int: return sum(xs)+k",
+        LIVE,
+    ),
+    "LiveCodeBench: a function for a method": ("def f(xs,k): return sum(xs)+k", LIVE),
+    "LiveCodeBench: names without an import": (
+        "a,b=map(int,input().split())\nprint(floor(sqrt(pow(a+b,2,1000))))",
+        STDIN,
+    ),
+    "LiveCodeBench: deep recursion": ("def g(n): return n and 1+g(n-1)\ninput()\nprint(g(5000)-4995)", STDIN),
+    "APPS: a list that is not wrapped": ("def f(x): return x", APPS),
+    "APPS: a value that is": ("def f(x): return x[0]", APPS),
+    "APPS: a method for a function": ("class Solution:\n    def f(self,x): return x", APPS),
+    "the future before the preamble": (
+        "from __future__ import annotations\ndef f(x): return List and x",
+        {
+            "mode": "functional",
+            "entry_point": "f",
+            "tests": [{"args": [1], "expected": 1}],
+            "prompt_preamble": "from typing import List\n",
+        },
+    ),
+    "assertions without a function": (
+        "def f(x): return x",
+        {"mode": "unit", "test": "from solution import f\nassert f(1) == 1"},
+    ),
+    "an async test": (
+        "async def f(x): return x",
+        {"mode": "unit", "test": "from solution import f\nasync def test_it():\n    assert await f(1) == 1\n"},
+    ),
+}
 CASES = {
+    **{name: Sibling(fenced(p), row, "passed") for name, (p, row) in ROWS.items()},
     **{f"answer: {n}": Sibling(a, {"mode": "stdio", "tests": TWO}, "passed") for n, a in ANSWERS.items()},
     "answer: reasoning without its end": Sibling("<think>\n" + fenced(SUM), {"mode": "stdio", "tests": TWO}, "no_code"),
     "answer: C++ alone": Sibling("```cpp\nint main(){}\n```", {"mode": "stdio", "tests": TWO}, "no_code"),

@@ -14,6 +14,8 @@ and `get` reads instead of calling.
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import json
 import linecache
 import operator
@@ -26,7 +28,7 @@ import traceback
 import types
 from typing import Any
 
-from agentrl.reward.code.inside.plain import NotPlain, decode, encode
+from agentrl.reward.code.inside.plain import NotPlain, decode, encode, plainer
 
 _BUILTINS: dict[str, Any] = {
     "__len__": len,
@@ -140,7 +142,7 @@ def _write(channel: int, data: bytes) -> None:
 def _answer(module: types.ModuleType, op: dict[str, Any], number: int, kept: dict[str, Any]) -> dict[str, Any]:
     def keep(value: Any) -> Any:
         if not op.get("keep"):
-            raise NotPlain(f"the result holds a {type(value).__name__}, which is not plain data")
+            return encode(plainer(value))
         handle = f"{number}.{len(kept)}"
         kept[handle] = value
         return {"$object": [handle, type(value).__name__, callable(value)]}
@@ -152,6 +154,8 @@ def _answer(module: types.ModuleType, op: dict[str, Any], number: int, kept: dic
         args, kwargs = decode(op.get("args", []), lookup), decode(op.get("kwargs", {}), lookup)
         before = json.dumps(op.get("args", []))
         value = _perform(module, op, args, kwargs, kept)
+        if inspect.iscoroutine(value):
+            value = asyncio.run(value)
         answer = {"value": encode(value, keep)}
         if op.get("make"):
             kept[f"{number}"] = value
@@ -188,6 +192,8 @@ def _perform(
         # `Solution.f` is a method of a fresh object, `Solution:f` an attribute of the class.
         path, _, attribute = op["target"].partition(":")
         first, *rest = path.split(".")
+        if not op.get("keep") and not hasattr(module, first):
+            first, *rest = rest or ["Solution", first]  # a method written as a function, or the other way round
         target = getattr(module, first)
         for name in rest:
             target = getattr(target() if isinstance(target, type) else target, name)

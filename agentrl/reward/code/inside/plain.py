@@ -65,6 +65,25 @@ def _encode_other(value: Any, kind: type, keep: Keep) -> Any:
     return keep(value)
 
 
+def plainer(value: Any) -> Any:
+    """What an object is by its built-in base: a named tuple is a tuple; a Fraction is a number. NotPlain for others."""
+    bases: tuple[tuple[type, Callable[[Any], Any]], ...] = (
+        (tuple, lambda it: tuple(tuple.__iter__(it))),
+        (list, lambda it: list(list.__iter__(it))),
+        (dict, lambda it: dict(dict.items(it))),
+        (set, lambda it: set(set.__iter__(it))),
+        (int, lambda it: int.__add__(it, 0)),
+        (float, lambda it: float.__mul__(it, 1.0)),
+        (str, lambda it: str.__add__(it, "")),
+    )
+    for kind, plain in bases:
+        if isinstance(value, kind):
+            return plain(value)
+    if type(value).__module__ in ("decimal", "fractions"):
+        return int(value) if value == int(value) else float(value)
+    raise NotPlain(f"the result holds a {type(value).__name__}, which is not plain data")
+
+
 def _bounded(values: Any) -> Any:
     for number, item in enumerate(values):
         if number >= MOST_ITEMS:

@@ -5,6 +5,7 @@ Tests always get this one, so that a verdict does not depend on what a box has i
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import inspect
 import itertools
@@ -144,7 +145,8 @@ def call(function: Any, values: dict[str, Any], space: dict[str, Any], owner: ty
             getattr(subject, "setup_method", lambda *_: None)(*([function] if _wants_one(subject) else []))
             stack.callback(getattr(subject, "teardown_method", lambda *_: None))
         arguments = _arguments(function, values, {**space, **(vars(owner) if owner else {})}, stack, subject)
-        return function(subject, **arguments) if subject is not None else function(**arguments)
+        result = function(subject, **arguments) if subject is not None else function(**arguments)
+        return asyncio.run(result) if inspect.iscoroutine(result) else result
 
 
 def _wants_one(subject: Any) -> bool:

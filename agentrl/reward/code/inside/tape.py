@@ -144,6 +144,17 @@ class Function:
         return self.tape.call({"target": self.__name__, "keep": True}, args, kwargs)
 
 
+class Awaited(Function):
+    """Stands for an `async def` of the program: the answer is there at once, and awaited all the same."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return _ready(super().__call__(*args, **kwargs))
+
+
+async def _ready(value: Any) -> Any:
+    return value
+
+
 class Remote:
     """Stands for an object that the program gave back where data could have been.
 
@@ -162,7 +173,10 @@ class Remote:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(f"a {self._kind} of the program has no {name} here")
-        if name in self._tape.kinds.get(self._kind, {}).get("methods", ()):
+        kind = self._tape.kinds.get(self._kind, {})
+        if name in kind.get("methods", ()):
+            if name in kind["async"]:
+                return lambda *args, **kwargs: _ready(self._send(name, args, kwargs))
             return lambda *args, **kwargs: self._send(name, args, kwargs)
         return self._send(name, get=True)
 
@@ -225,7 +239,7 @@ def stand_in(tape: Tape, name: str) -> Any:
     """What a test gets that imports `name` from the program."""
     kind = tape.kinds.get(name, {"kind": "value"})
     if kind["kind"] == "function":
-        return Function(tape, name)
+        return Awaited(tape, name) if kind["async"] else Function(tape, name)
     if kind["kind"] == "error":
         bases = tuple(stand_in(tape, base) if base in tape.kinds else getattr(builtins, base) for base in kind["bases"])
         if name not in tape.errors:

@@ -45,6 +45,8 @@ def main(request: dict[str, Any]) -> None:
         for name, test in _tests(module, request["entry_point"], tape):
             random.seed(0)
             results.append(_run(name, test))
+        if not results and _asserts(request["test"]):  # they held, or loading would have failed
+            results.append({"name": "asserts", "outcome": "passed", "kind": "", "text": ""})
     except Pending:
         pass
     except Exception as error:  # the border between the row's tests and their judge
@@ -96,13 +98,20 @@ class _Program(types.ModuleType):
         return value
 
 
+def _asserts(source: str) -> bool:
+    """Whether a test file asserts something outside its functions."""
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    outside = [statement for statement in ast.parse(source).body if not isinstance(statement, kinds)]
+    return any(isinstance(node, ast.Assert) for statement in outside for node in ast.walk(statement))
+
+
 def _skippable(body: list[ast.stmt]) -> list[ast.stmt]:
     """The statements, each of which may lack its answer without holding up the next."""
     return [_skip(statement) for statement in body]
 
 
 def _skip(statement: ast.stmt) -> ast.stmt:
-    if isinstance(statement, (ast.FunctionDef, ast.ClassDef, ast.For)):
+    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.For)):
         statement.body = _skippable(statement.body)
     if not isinstance(statement, (ast.Assert, ast.Expr, ast.With, ast.If, ast.For)):
         return statement
@@ -151,10 +160,7 @@ def _cases(name: str, function: Any, space: dict[str, Any], owner: type | None) 
 
 def _run(name: str, test: Callable[[], Any]) -> _Result:
     try:
-        result = test()
-        if inspect.iscoroutine(result):
-            result.close()
-            raise RuntimeError("an async test cannot be run here")
+        test()
     except Pending:
         return {"name": name, "outcome": "failed", "kind": "", "text": "no answer"}
     except BaseException as error:
