@@ -36,8 +36,9 @@ class FollowedEngines:
         self._seats: dict[str, _Seat] = {}
         self._sessions: OrderedDict[str, _Seat] = OrderedDict()
         self._changed = asyncio.Event()
+        self._closing: set[asyncio.Task[None]] = set()
 
-    async def follow(self, urls: Sequence[str]) -> None:
+    def follow(self, urls: Sequence[str]) -> None:
         """These serve now."""
         gone = [self._seats.pop(url) for url in list(self._seats) if url not in urls]
         for url in urls:
@@ -45,12 +46,16 @@ class FollowedEngines:
                 self._seats[url] = _Seat(self._make_client(url))
         for seat in gone:
             seat.left.set()
+            # Beside: its requests are aborted first, which an engine whose link is cut never answers.
+            closing = asyncio.create_task(_close(seat.client))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
         self._changed.set()
-        await asyncio.gather(*(seat.client.close() for seat in gone))
 
     async def close(self) -> None:
         """Close the connections."""
-        await self.follow(())
+        self.follow(())
+        await asyncio.gather(*self._closing)
 
     async def generate(self, request: GenerateRequest, on_tokens: OnTokens | None = None) -> Completion:
         """See `Engine.generate`."""
@@ -105,3 +110,10 @@ class FollowedEngines:
         if len(self._sessions) > _SESSIONS:
             self._sessions.popitem(last=False)[1].sessions -= 1
         return seat
+
+
+async def _close(client: EngineClient) -> None:
+    """Once its requests have gone elsewhere: what they say last would open a connection again."""
+    while client.in_flight:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    await client.close()

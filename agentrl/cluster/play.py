@@ -61,7 +61,7 @@ class Playing:
             while (work := await self._ask()) is not None and self._broke is None:
                 if work.serial != self._serial:
                     self._serial = work.serial
-                    await self._engines.follow(work.engines)
+                    self._engines.follow(work.engines)
                 for job in work.cancel:
                     if (task := self._tasks.get(job)) is not None:
                         task.cancel()
