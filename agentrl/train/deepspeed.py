@@ -220,8 +220,8 @@ class Backend:
         if sizes != common["sizes"]:
             odd = sorted(set(sizes.items()) ^ set(common["sizes"].items()))[:3]
             raise ConfigError(
-                f"checkpoint {folder} is of another model, or of other train.trainable, train.frozen or train.lora: "
-                f"its trained weights differ, e.g. {odd}"
+                f"checkpoint {folder} is of another model, of other train.trainable, train.frozen or train.lora, or of "
+                f"an algorithm with a critic where this has none or the reverse: its trained weights differ, e.g. {odd}"
             )
         if (other := adapt.other_base(common.get("base"), self._base())) is not None:
             raise ConfigError(f"checkpoint {folder} holds trained weights alone, which rest on others: {other}")

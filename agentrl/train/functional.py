@@ -11,7 +11,7 @@ Differences of log-probs are masked before they are exponentiated, and clamped t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -215,11 +215,13 @@ def group_advantages(
 ) -> list[float]:
     """One advantage an episode from the returns of a group; None (no verdict) enters nothing and gets 0.
 
+    ValueError where another return is not finite: it would poison the whole group.
+
     group_std: (R - mean) / (std + 1e-6), Bessel-corrected (GRPO, Shao et al. 2024); group_mean: R - mean (Dr.GRPO, Liu
     et al. 2025); leave_one_out: R - mean of the others (RLOO, Ahmadian et al. 2024). A group of one, or of equal
     returns, has advantage 0 under each of these; "none" returns R.
     """
-    known = [r for r in returns if r is not None]
+    known = _finite(r for r in returns if r is not None)
     if baseline == "none":
         return [0.0 if r is None else r for r in returns]
     n = len(known)
@@ -241,9 +243,10 @@ def turn_advantages(
 
     A turn is compared with the same turn of the group's other episodes, and an episode that had ended by then counts
     there with its return of 0. So the baseline does not depend on how often the episode itself still acts, which would
-    bias it; and all turns of a group share one scale: the root of the mean variance over turns.
+    bias it; and all turns of a group share one scale: the root of the mean variance over turns. ValueError as above.
     """
     known = [r for r in returns if r is not None]
+    _finite(value for r in known for value in r.values())
     if baseline == "none":
         return [{} if r is None else dict(r) for r in returns]
     n, places = len(known), sorted({turn for r in known for turn in r})
@@ -255,6 +258,13 @@ def turn_advantages(
         deviations = [r.get(turn, 0.0) - means[turn] for turn in places for r in known]
         scale = _root_mean_square(deviations, (n - 1) * max(len(places), 1)) + 1e-6
     return [{} if r is None else {turn: (r[turn] - means[turn]) / scale for turn in r} for r in returns]
+
+
+def _finite(returns: Iterable[float]) -> list[float]:
+    found = list(returns)
+    if odd := [r for r in found if not math.isfinite(r)]:
+        raise ValueError(f"return {odd[0]!r} is not a finite number, and None is the only way to say 'no verdict'")
+    return found
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -133,6 +133,15 @@ def test_equal_rewards_leave_no_rounding_errors(
         assert max(abs(a) for e in F.turn_advantages(turns, baseline) for a in e.values()) <= largest
 
 
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
+def test_a_return_that_is_no_number_is_refused(odd: float) -> None:
+    for baseline in ("group_std", "group_mean", "leave_one_out", "none"):
+        with pytest.raises(ValueError, match="not a finite number"):
+            F.group_advantages([1.0, odd, None], baseline)
+        with pytest.raises(ValueError, match="not a finite number"):
+            F.turn_advantages([{0: 1.0}, {0: 0.0, 3: odd}], baseline)
+
+
 @pytest.mark.parametrize("baseline", ["group_std", "group_mean", "leave_one_out"])
 def test_large_rewards_end_nothing(
     numerics: Case, baseline: Literal["group_std", "group_mean", "leave_one_out"]
