@@ -1,4 +1,7 @@
-"""A run that Ray places on three hosts; an actor, a link, a node is lost or stands still. The ledger judges."""
+"""A run that Ray places on three hosts: its actors die, and the node that trains is struck. The ledger judges.
+
+A node is cut off, frozen or killed while episodes are played, within a step, within a publish.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tests.cluster.aim import Aim, nothing_was_handed_in_late, send
 from tests.cluster.hosts import Host, ip
 from tests.cluster.kit import Cluster, ledger
 from tests.conductor.kit import lines
@@ -28,6 +33,7 @@ ray_rollout = {CPU = 0.1, lent = 1}
 rollout_workers = 1
 lost_seconds = 4
 """
+STRIKES = [(moment, fault) for fault in ("cut", "freeze", "kill") for moment in ("rollouts", "step", "publish")]
 CHECKS = {
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "1000",
@@ -45,22 +51,28 @@ SETTINGS = (
 )  # fmt: skip
 
 
-def join_ray(cluster: Cluster, host: Host) -> None:
-    """A node of Ray's on the host; only those that are lent get work."""
+def join_ray(cluster: Cluster, host: Host) -> subprocess.Popen[str]:
+    """A node of Ray's starts on the host; only those that are lent get work."""
     head = host is cluster.conductor
     role = ("--head", "--port=6379", "--include-dashboard=false") if head else ("--address=10.77.0.1:6379",)
     argv = [str(Path(sys.executable).with_name("ray")), "start", *role, f"--node-ip-address={host.address}"]
     argv += ["--num-cpus=4", "--object-store-memory=80000000", "--disable-usage-stats"]
     argv += [] if head else ['--resources={"lent": 8}']
-    done = subprocess.run(
+    return subprocess.Popen(
         ["ip", "netns", "exec", host.name, *argv],
         env={**os.environ, **CHECKS},
         cwd=cluster.place,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        timeout=120,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def joined(*nodes: subprocess.Popen[str]) -> None:
+    """Wait until they run."""
+    for node in nodes:
+        told, _ = node.communicate(timeout=120)
+        assert node.returncode == 0, told
 
 
 def bearers(host: Host) -> list[int]:
@@ -77,51 +89,63 @@ def bearers(host: Host) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(700)
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install 'agentrl[ray]'")
 def test_what_ray_loses_costs_nothing_but_time(cluster: Cluster) -> None:
     for host in (cluster.conductor, cluster.a, cluster.b):
-        join_ray(cluster, host)
+        joined(join_ray(cluster, host))  # one after the other: they share a folder of this machine
     config = cluster.place / "run.toml"
     config.write_text(config.read_text() + RAY)
     env = {**CHECKS, "PYTHONPATH": str(Path(__file__).parents[2])}
     conductor = cluster.conductor.start("conductor", "train", "run.toml", *SETTINGS, cwd=cluster.place, env=env)
+    aim = Aim(cluster, conductor)
     cluster.until(lambda: cluster.steps() >= 2, conductor)
     assert lines(cluster.run, "step")[0]["behaviour/abs_log_weight_max"] < 1e-3
     assert bearers(cluster.a)
     assert bearers(cluster.b)
-
-    def goes_on(lost: int) -> None:
-        cluster.until(partial(_lost_since, cluster, lost), conductor)
-        steps = cluster.steps()
-        cluster.until(lambda: cluster.steps() >= steps + 2, conductor)
-
-    before = _losses(cluster)
-    for pid in bearers(cluster.a):
-        os.kill(pid, signal.SIGKILL)
-    goes_on(before)
-    before = _losses(cluster)
-    cluster.b.freeze()
-    goes_on(before)
-    cluster.b.thaw()  # it comes back late: Ray has given the node up, and what ran there ends by itself
-    cluster.until(lambda: not bearers(cluster.b), conductor)
-    cluster.b.kill()
-    join_ray(cluster, cluster.b)
-    before = _losses(cluster)
-    cluster.a.kill()
-    goes_on(before)
-    join_ray(cluster, cluster.a)
-    before = _losses(cluster)
-    cluster.b.cut()  # what runs there ends by itself, and Ray puts new workers on the node that came back
-    goes_on(before)
+    lost = aim.lost(cluster.a)
+    send(bearers(cluster.a), signal.SIGKILL)
+    goes_on(aim, cluster.a, lost, cluster.steps())
+    coming: list[subprocess.Popen[str]] = []
+    for moment, fault in STRIKES:
+        host = strike(aim, moment, fault, coming)
+        if (moment, fault) != STRIKES[-1]:
+            coming = [join_ray(cluster, host)]
     conductor.send_signal(signal.SIGINT)
     conductor.wait(60)
-    assert ledger(cluster.run)["steps"] > 4
+    assert ledger(cluster.run)["incarnations"] >= 1 + len(STRIKES)
+    nothing_was_handed_in_late(cluster.run)
 
 
-def _losses(cluster: Cluster) -> int:
-    return (cluster.run / "logs" / "conductor.log").read_text().count(" is lost: ")
+def strike(aim: Aim, moment: str, fault: str, coming: list[subprocess.Popen[str]]) -> Host:
+    """Lose the node that trains, have the run go on at the other, which may still be `coming`; the one that was lost.
+
+    Nothing runs there any more, and its cable is back.
+    """
+    cluster, target = aim.cluster, aim.trains()
+    host, began, lost = target.host, len(lines(cluster.run, "begin")), aim.lost(target.host)
+    aim.hold(target, moment)
+    print(f"{time.monotonic():.1f} {host.short} {fault} within {moment}", flush=True)
+    late = aim.ranks(host)
+    if fault == "kill":
+        host.kill()
+    elif fault == "cut":
+        host.cut()
+        host.thaw()
+    joined(*coming)
+    cluster.until(lambda: aim.lost(host) > lost, aim.conductor)
+    cluster.until(partial(aim.stepped_since, began + 1), aim.conductor)
+    if fault == "freeze":
+        aim.comes_back_late(target, late)
+        host.thaw()
+        # Ray has given the node up, and what ran there ends by itself.
+        cluster.until(lambda: not bearers(host), aim.conductor)
+    cluster.until(lambda: not aim.ranks(host), aim.conductor)  # also where the cable is not put back yet
+    host.kill()
+    host.mend()
+    return host
 
 
-def _lost_since(cluster: Cluster, before: int) -> bool:
-    return _losses(cluster) > before
+def goes_on(aim: Aim, host: Host, lost: int, steps: int) -> None:
+    aim.cluster.until(lambda: aim.lost(host) > lost, aim.conductor)
+    aim.cluster.until(lambda: aim.cluster.steps() >= steps + 2, aim.conductor)
