@@ -64,8 +64,8 @@ class Publisher(Generic[Report]):
         """The folder the engines were last loaded from; it stays until the next one is in."""
 
     def offer(self, ready: WeightsReady) -> None:
-        """New weights are on disk."""
-        if self._pending is not None:
+        """New weights are on disk. Saying so twice, as over a connection that broke, does no harm."""
+        if self._pending is not None and self._pending.path != ready.path:
             self._skipped += 1
             self._remove(Path(self._pending.path))
         self._pending = ready

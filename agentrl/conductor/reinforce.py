@@ -285,6 +285,8 @@ class _Run:
 
     async def metrics(self, report: StepMetrics) -> None:
         """A step is done: merge what everybody measured."""
+        if report.step <= self._step:
+            return  # told twice, over a connection that broke
         self._step = report.step
         self._watchdog.beat(f"step {report.step}")
         self._supervisor.stepped(report)

@@ -85,6 +85,20 @@ async def test_a_version_overtaken_while_waiting_is_skipped_and_counted(setup: S
     assert setup.left() == {"3"}
 
 
+async def test_weights_that_are_offered_twice_stay_until_they_are_out(setup: Setup) -> None:
+    """The trainer asks again where the first answer did not reach it."""
+    setup.offer(1)
+    await asyncio.sleep(0.05)  # 1 is under way
+    setup.offer(2)
+    again = WeightsReady(step=2, version="1.2", path=str(setup.folder / "2"), seconds=0.1)
+    setup.publisher.offer(again)
+    assert setup.left() == {"1", "2"}
+    setup.engines.go.set()
+    assert await setup.publisher.drained(5)
+    assert setup.engines.loaded == ["1.1", "1.2"]
+    assert [p.skipped for p in setup.done] == [0, 0]
+
+
 async def test_a_failed_publish_is_tried_again(setup: Setup) -> None:
     setup.engines.go.set()
     setup.engines.failures = 2
