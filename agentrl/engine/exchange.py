@@ -61,6 +61,7 @@ class Reading:
 
     async def stream(self, response: aiohttp.ClientResponse) -> Part | None:
         """Read the events to the last; None for an error event that asks to come again."""
+        seen: list[int] = []
         async for data in sse_events(response):
             event = json_object(data)
             if "error" in event:
@@ -69,6 +70,12 @@ class Reading:
                 not_served(self._progress, self._url, status, data)
                 return None
             part = self._parse(event)
+            if part.finish != "abort" and part.tokens[: len(seen)] != seen:
+                raise EngineError(
+                    f"request {self._progress.request.id}: {self._url} streams what is new and not what there is: "
+                    "start it without --incremental-streaming-output"
+                )
+            seen = part.tokens
             if part.finish:
                 if self._on_tokens is not None and part.finish != "abort" and part.tokens:
                     self._on_tokens(self._progress.completion("length", None, part))

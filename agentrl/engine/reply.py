@@ -220,7 +220,7 @@ class Progress:
         matched = self._stop_met() if self.tokens else None
         if matched is not None:
             return self.completion("stop", matched)
-        return self.completion("length") if self.tokens and self.left == 0 else None
+        return self.completion("length") if self.tokens and self.left <= 0 else None
 
     def completion(self, finish: str, matched: int | str | None = None, more: Part | None = None) -> Completion:
         """Everything so far, with the tokens of `more` behind it."""

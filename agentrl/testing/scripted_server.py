@@ -22,8 +22,8 @@ class Fault:
 
     `kind` is "abort" (an aborted reply), "late_abort" (one in the step of the last token, whose stop it hides), "reset"
     (the connection breaks), "status" (an error answer, `status` and `message`), "status_event" (the same as an event of
-    a stream), "status_finish" (the same as the finish reason), "hang" (nothing more is said), "no_logprobs" or
-    "dropped_stop" (a damaged reply).
+    a stream), "status_finish" (the same as the finish reason), "hang" (nothing more is said), "no_logprobs",
+    "dropped_stop" (a damaged reply) or "deltas" (events of a stream that hold only what is new).
     """
 
     kind: str
@@ -189,6 +189,7 @@ class ScriptedServer:
         """Make the tokens; the finish reason, or None where a fault breaks it off."""
         params = body["sampling_params"]
         stops = set(params.get("stop_token_ids", ()))
+        deltas = fault if fault is not None and fault.kind == "deltas" else None
         for token in self.reply(body["input_ids"]):
             if fault is not None and len(state.tokens) == fault.after and fault.kind in _BREAKS:
                 return _broken(fault)
@@ -206,7 +207,7 @@ class ScriptedServer:
             if token in stops:
                 return {"type": "stop", "matched": token}
             if stream is not None:
-                await stream.write(b"data: " + orjson.dumps(self._answer(body["rid"], state, None, None)) + b"\n\n")
+                await stream.write(b"data: " + orjson.dumps(self._answer(body["rid"], state, None, deltas)) + b"\n\n")
         return {"type": "stop", "matched": state.tokens[-1] if state.tokens else None}
 
     def _answer(self, rid: str, state: _Running, finish: dict[str, Any] | None, fault: Fault | None) -> dict[str, Any]:
@@ -219,6 +220,8 @@ class ScriptedServer:
             spans = merged_spans([Span(Version.parse(v), i, i + 1) for i, v in enumerate(state.versions)])
             meta["weight_versions"] = [{"version": str(s.version), "start": s.start, "end": s.end} for s in spans]
         tokens = state.tokens[:-1] if kind == "dropped_stop" else state.tokens
+        if kind == "deltas":
+            tokens, meta["output_token_logprobs"] = tokens[-1:], logprobs[-1:]
         return {"output_ids": tokens, "meta_info": meta}
 
 

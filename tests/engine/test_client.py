@@ -222,6 +222,17 @@ async def test_damaged_replies(kind: str, error: str) -> None:
         await client.close()
 
 
+@pytest.mark.parametrize("spans", [True, False])
+async def test_a_stream_of_what_is_new_is_refused(spans: bool) -> None:
+    """SGLang has a switch for it; the last event would pass for the whole answer."""
+    async with ScriptedServer(_counting, spans=spans) as server:
+        server.faults.append(Fault("deltas"))
+        client = EngineClient(server.url)
+        with pytest.raises(EngineError, match="incremental-streaming-output"):
+            await client.generate(request("r", [9]), lambda _: None)
+        await client.close()
+
+
 async def test_tokens_made_before_a_label_change_keep_their_version() -> None:
     """The label moves while the reply is on the wire; also on servers that send no spans."""
     async with ScriptedServer(_counting, token_delay=0.02) as server:

@@ -191,6 +191,14 @@ async def test_a_resume_asks_for_what_is_left() -> None:
     assert progress.prompt.size == case["expected"]["resume_prompt_len"]
 
 
+async def test_an_abort_beyond_the_budget_asks_for_nothing_more() -> None:
+    progress = start(request("r", max_tokens=2), 100, None, None)
+    progress.keep(parse_part(_reply([3] * 3, [-0.5] * 3, finish={"type": "abort"}), 100, V7))
+    done = progress.ended()
+    assert done is not None
+    assert (done.finish, done.tokens.tolist()) == ("length", [3, 3, 3])
+
+
 def _progress(made: GenerateRequest) -> Progress:
     return start(made, 256, None, lambda ids: bytes(ids).decode())
 
