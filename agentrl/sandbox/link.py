@@ -127,10 +127,14 @@ class ServerBox:
         timeout: float = 10.0,
     ) -> ExecResult:
         """See `Sandbox.exec`."""
-        if not argv or any("\0" in word for word in (*argv, cwd or "", *(f"{k}{v}" for k, v in (env or {}).items()))):
-            raise ValueError(
-                f"argv {list(argv)!r}: expected at least one word, and no NUL byte in any, nor in cwd and env"
-            )
+        if not argv:
+            raise ValueError(f"argv {list(argv)!r}: expected at least one word")
+        _sayable("argv", *argv)
+        _sayable("cwd", cwd or "")
+        for key, value in (env or {}).items():
+            _sayable("env", key, value)
+            if not key or "=" in key:
+                raise ValueError(f"env has the name {key!r}: expected some characters, and no '=' among them")
         if not 0 < timeout < 1e6:
             raise ValueError(f"timeout {timeout}: expected seconds between 0 and 1,000,000")
         request = {"op": "run", "argv": list(argv), "env": dict(env or {}), "timeout": timeout}
@@ -164,6 +168,7 @@ class ServerBox:
 
     async def write_file(self, path: str, data: bytes) -> None:
         """See `Sandbox.write_file`."""
+        _sayable("path", path)
         request = {"op": "write", "path": os.path.join(self.workdir, path), "timeout": FILE_SECONDS}
         header, _ = await self._call(request, bytes(data), FILE_SECONDS, f"writing {path}")
         self._raise_setup(header, path)
@@ -171,6 +176,7 @@ class ServerBox:
 
     async def read_file(self, path: str) -> bytes:
         """See `Sandbox.read_file`."""
+        _sayable("path", path)
         request: dict[str, Any] = {"op": "read", "path": os.path.join(self.workdir, path), "timeout": FILE_SECONDS}
         header, body = await self._call(request | {"cap": self._config.disk}, b"", FILE_SECONDS, f"reading {path}")
         self._raise_setup(header, path)
@@ -246,6 +252,17 @@ class ServerBox:
         if header["code"] or header["timed_out"] or header["truncated"]:
             self.tainted = True
             raise OSError(f"{doing} {path} in {self.name} ended with {header}: expected the whole file")
+
+
+def _sayable(what: str, *words: str) -> None:
+    """ValueError for words that no program can be given: a mistake of the caller's, or a model's, and no lost box."""
+    for word in words:
+        try:
+            unfit = not isinstance(word, str) or b"\0" in os.fsencode(word)
+        except UnicodeEncodeError:  # half a character
+            unfit = True
+        if unfit:
+            raise ValueError(f"{what} has {word!r:.200}: expected text without NUL bytes, and whole characters")
 
 
 def _end_of(result: ExecResult) -> str:

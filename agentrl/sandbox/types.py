@@ -69,7 +69,8 @@ class Sandbox(Protocol):
 
         `env` is laid over a small fixed environment (PATH, HOME, UTC, C.UTF-8, hash seed 0); nothing of the caller's
         own is passed on. Programs of one box run one after another. Cancelling the call loses the box.
-        Raises SandboxLost when the box is gone.
+        Raises SandboxLost when the box is gone; ValueError, as files do, for words that no program can be given (NUL
+        bytes, half a surrogate pair); OSError where `cwd` cannot be entered.
         """
         ...
 
