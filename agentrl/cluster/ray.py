@@ -26,8 +26,8 @@ from agentrl.conductor.feed import FeedServer
 from agentrl.errors import ConfigError, RunError
 
 _TICK = 0.5
-STARTS, CALM_SECONDS = 20, 60.0
-"""Workers that may end by themselves in so many seconds before the run does."""
+STARTS, STARTS_EACH, CALM_SECONDS = 20, 3, 60.0
+"""Workers that may end by themselves in so many seconds before the run does: this many, or this often each."""
 
 
 class _Place(NamedTuple):
@@ -53,6 +53,20 @@ class Bearer:
         # Many ranks share a host; where there is a GPU, Ray has chosen which one this actor sees.
         child = Child(name, argv, log=log, env={"AGENTRL_CLUSTER_TOKEN": token})
         return asyncio.run(child.wait())
+
+
+class Ends:
+    """Counts workers that end; a whole rack that is lost is not taken for workers that cannot run."""
+
+    def __init__(self, workers: int) -> None:
+        self._limit = max(STARTS, STARTS_EACH * workers)
+        self._at: list[float] = []
+
+    def count(self, now: float) -> None:
+        """One more ended; RunError where it is one too many."""
+        self._at = [at for at in self._at if now - at < CALM_SECONDS] + [now]
+        if len(self._at) > self._limit:
+            raise RunError(f"{len(self._at)} workers ended within {CALM_SECONDS:.0f} s: see their logs on the nodes")
 
 
 class RayLauncher(RemoteLauncher):
@@ -81,7 +95,7 @@ class RayLauncher(RemoteLauncher):
         self._group_of_places: Any = None
         self._running: dict[int, Any] = {}
         self._actors: dict[int, Any] = {}
-        self._starts: list[float] = []
+        self._ends = Ends(len(self._places))
         self._url = ""
 
     async def open(self, feed: FeedServer) -> str:
@@ -133,7 +147,7 @@ class RayLauncher(RemoteLauncher):
                 if done:
                     how = await asyncio.to_thread(self._how, running)
                     self._desk.note(f"Ray: {self._places[index].role} worker {index} {how}; another one is started")
-                    self._count()
+                    self._ends.count(time.monotonic())
                     self._start(index)
 
     def _how(self, running: Any) -> str:
@@ -141,14 +155,6 @@ class RayLauncher(RemoteLauncher):
             return f"ended with code {self._ray.get(running)}"
         except self._ray.exceptions.RayError as error:
             return f"is gone ({str(error).partition(chr(10))[0]})"
-
-    def _count(self) -> None:
-        now = time.monotonic()
-        self._starts = [at for at in self._starts if now - at < CALM_SECONDS] + [now]
-        if len(self._starts) > STARTS:
-            raise RunError(
-                f"{len(self._starts)} workers ended within {CALM_SECONDS:.0f} s: see their logs on the nodes"
-            )
 
     async def close(self) -> None:
         """See `Launcher`."""
