@@ -262,6 +262,8 @@ class _Scan:
             end = self.finder.search(_PARAMETER_END, key.end())
             if end < 0:
                 raise Bad(f"parameter {key.group(1)} of {name} is not closed")
+            if _PARAMETER_LINE.search(self.text, key.end(), end) and "</parameter>" not in self.text[key.end() : end]:
+                raise Bad(f"parameter {key.group(1)} of {name} is not closed before the next")
             raw = self.text[key.end() : end].removeprefix("\n").removesuffix("\n")
             arguments[key.group(1).strip()] = typed(raw, key.group(1).strip(), schema)
             at = end + len("</parameter>")
@@ -277,15 +279,16 @@ class _Scan:
         if tagged:
             body = body.removeprefix("<|python_tag|>")
         self.at = len(self.text)
-        if self.form is Format.JSON and (fence := _FENCE.fullmatch(body)) is not None:
-            body = fence.group(1)
+        if self.form is Format.JSON and (fence := _FENCE.match(body)) is not None:
+            body = body[fence.end() :].removesuffix("```").rstrip()
         if not body.startswith(("{", "[")):
             if tagged:
                 self.errors.append(CallError(rest, "expected a JSON object after <|python_tag|>"))
             self.say(self.text[start:])
             return
         left, reason = self._objects(body, tagged)
-        if reason and (tagged or self.calls or '"name"' in body):
+        names = ("name", *_tool_names(self.tools))
+        if reason and (tagged or self.calls or any(f'"{name}"' in body for name in names)):
             # After calls that could be read, only what is left is wrong.
             self.errors.append(CallError(left if self.calls else rest, reason))
         if left:
@@ -322,7 +325,9 @@ class _Scan:
 _FUNCTION = re.compile(r"<function=([^>\n]+)>")
 _PARAMETER = re.compile(r"<parameter=([^>\n]+)>")
 _PARAMETER_END = re.compile(r"</parameter>(?=\s*(?:<parameter=|</function>))")
-_FENCE = re.compile(r"```(?:json)?\s*\n(.*)\n?```", re.DOTALL)
+_PARAMETER_LINE = re.compile(r"\n\s*<parameter=[^>\n]+>")
+_FENCE = re.compile(r"```(?:json)?\s*", re.IGNORECASE)
+_KEYS = frozenset({"name", "arguments", "parameters", "id", "type", "index", "function"})
 
 
 def _call(value: Any) -> Call:
@@ -333,12 +338,15 @@ def _call(value: Any) -> Call:
     name = value.get("name")
     if not isinstance(name, str) or not name:
         raise Bad("the call has no name")
-    arguments = value.get("arguments", value.get("parameters"))
-    if isinstance(arguments, str):
-        arguments, end = decode(arguments, 0) if arguments.strip() else ({}, 0)
-        if value.get("arguments", value.get("parameters"))[end:].strip():
+    written = value.get("arguments")
+    arguments = written = value.get("parameters") if written is None else written
+    if isinstance(written, str):
+        arguments, end = decode(written, 0) if written.strip() else ({}, 0)
+        if written[end:].strip():
             raise Bad(f"text follows the arguments of {name}")
     if arguments is None:
+        if others := sorted(value.keys() - _KEYS):
+            raise Bad(f"the call of {name} has no arguments, but {', '.join(others)[:100]}")
         arguments = {}
     if not isinstance(arguments, dict):
         raise Bad(f"the arguments of {name} are {type(arguments).__name__}, expected an object")
