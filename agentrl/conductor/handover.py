@@ -251,6 +251,7 @@ async def _folder(transfer: _Transfer) -> Path:
     try:
         return await asyncio.wait_for(asyncio.shield(transfer.folder), FOLDER_SECONDS)
     except TimeoutError as error:
-        raise WeightsLost(
+        # Not lost: the trainer lives, and may itself wait until these weights are out. The publisher asks again.
+        raise EngineError(
             f"the trainer wrote no folder of weights {transfer.version} within {FOLDER_SECONDS:.0f} s"
         ) from error

@@ -23,7 +23,8 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed import distributed_c10d as c10d
 
 from agentrl.conductor.feed import WeightsReady
-from agentrl.conductor.handover import Handover
+from agentrl.conductor.handover import Handover, ReceiveAsked, _Transfer
+from agentrl.conductor.publish import WeightsLost
 from agentrl.engine.client import EngineClient
 from agentrl.engine.options import EngineOptions
 from agentrl.engine.router import PublishReport, Router
@@ -250,3 +251,19 @@ async def test_engines_that_cannot_meet_are_served_from_folders(models: Models) 
         assert "folders are used instead" in scene.notes[0]
         assert scene.router.serving == (server.url,)
         await scene.close()
+
+
+async def test_a_folder_that_is_written_slowly_is_asked_for_again_and_not_passed_over(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("agentrl.conductor.handover.FOLDER_SECONDS", 0.05)
+    router, version = Router([EngineClient("http://127.0.0.1:9")]), Version(1, 7)
+    handover = Handover(EngineOptions(), lambda: router, lambda ready: None, lambda text: None)
+    asked = ReceiveAsked(step=7, version=str(version), path=str(tmp_path), buckets=())
+    handover._now = _Transfer(asked, ["http://an.engine.that.left"])
+    with pytest.raises(EngineError, match=r"no folder of weights 1\.7") as caught:
+        await handover.load(version)
+    assert not isinstance(caught.value, WeightsLost)
+    assert handover.arrived(WeightsReady(step=7, version=str(version), path=str(tmp_path), seconds=900.0))
+    assert await handover.load(version) is None, "it is loaded from the folder"
+    await router.close()
