@@ -19,16 +19,18 @@ import asyncio
 import copy
 import itertools
 import json
+import operator
 import threading
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import gymnasium
+import numpy as np
 
 from agentrl.calling import Caller
 from agentrl.check.actions import called, said
 from agentrl.config import resolve_object
-from agentrl.contract import checked_reset, checked_step
+from agentrl.contract import checked_number, checked_reset, checked_step
 from agentrl.env import Env
 from agentrl.errors import ContractError, DataError
 from agentrl.spaces import AnyText, instruction, read, written
@@ -103,7 +105,7 @@ class GymEnv(Env):
         """Read the action, and take it."""
         if self.over:
             raise ContractError("the episode is over; call reset first")
-        return await self._caller(self._step, action.get("content") or "")  # type: ignore[no-any-return]
+        return await self._caller(self._step, _text(action.get("content")))  # type: ignore[no-any-return]
 
     async def close(self) -> None:
         """Close the gymnasium environment."""
@@ -140,7 +142,10 @@ class GymEnv(Env):
         self.over = bool(terminated or truncated)
         shown: list[Message] = [] if self.over else [{"role": "user", "content": self._shown(observation)}]
         # Gymnasium allows both flags at once: what the task itself ended, nothing outside cut short.
-        return Step(shown, float(reward), bool(terminated), bool(truncated and not terminated), dict(info))
+        if isinstance(reward, np.ndarray) and reward.size == 1:
+            reward = reward.item()
+        earned = checked_number(reward, "step: a gymnasium environment's reward")
+        return Step(shown, earned, bool(terminated), bool(truncated and not terminated), dict(info))
 
     def _shown(self, observation: Any) -> str:
         if not self.ansi:
@@ -155,8 +160,9 @@ class AsGymnasium(gymnasium.Env[str, str]):
     `env` is the class or its dotted path, `args` its arguments. `rows` are played in order, one a reset, over and over
     (by default the environment's own training rows, at most 1,000). `reset(seed=n)` begins at row n, and everything
     after it follows from n: `reset(seed=7)`, `reset()` gives the same two episodes each time. `options={"row": …}`
-    chooses one. The new messages are joined to one text, and are in `info["messages"]` as they are; an action that is a
-    JSON object `{"name": …, "arguments": …}` and names a tool is a call of it. No verdict is a reward of NaN.
+    chooses one; other options are the environment's. The new messages are joined to one text, and are in
+    `info["messages"]` as they are; an action that is a JSON object `{"name": …, "arguments": …}` and names a tool is a
+    call of it. No verdict is a reward of NaN.
     """
 
     metadata = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012 (gymnasium's own contract)
@@ -186,15 +192,18 @@ class AsGymnasium(gymnasium.Env[str, str]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """The next row's first messages, as text."""
+        seed = None if seed is None else operator.index(seed)
         super().reset(seed=seed)
+        self.over = True  # until this one has begun
         if seed is not None:
             self._next = seed
-        given = (options or {}).get("row")
+        rest = dict(options or {})
+        given = rest.pop("row", None)
         row = given if given is not None else self.rows[self._next % len(self.rows)]
         self._next += given is None
         # A row of its own, and a seed of its own for each episode that follows from the last one given.
         inner_seed = int(self.np_random.integers(2**31))
-        messages, info = self._run(self._begin(copy.deepcopy(row), inner_seed))
+        messages, info = self._run(self._begin(copy.deepcopy(row), inner_seed, rest))
         self._said = list(messages)
         self.over = False
         # Copies: what a caller does to them must reach neither the rows nor later infos.
@@ -228,11 +237,12 @@ class AsGymnasium(gymnasium.Env[str, str]):
                 self._loop.stop()
                 self._loop = None
 
-    async def _begin(self, row: Row, seed: int) -> tuple[list[Message], Info]:
+    async def _begin(self, row: Row, seed: int, options: dict[str, Any]) -> tuple[list[Message], Info]:
         await self._end()
         self.env = self.env_class(row, **self.args)
         self._caller = Caller()
-        return checked_reset(await self._caller(self.env.reset, seed=seed))
+        given = {"options": options} if options else {}
+        return checked_reset(await self._caller(self.env.reset, seed=seed, **given))
 
     async def _take(self, message: Message) -> Step:
         assert self.env is not None, "reset comes before step"
@@ -241,8 +251,10 @@ class AsGymnasium(gymnasium.Env[str, str]):
     async def _end(self) -> None:
         if self.env is not None:
             env, self.env = self.env, None
-            await self._caller(env.close)
-            self._caller.end()
+            try:
+                await self._caller(env.close)
+            finally:
+                self._caller.end()
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
         if self._loop is None:
@@ -292,6 +304,13 @@ class _Loop:
         self._loop.run_forever()
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
+
+
+def _text(content: Any) -> str:
+    """What an assistant message says; of a list of parts, their texts."""
+    if isinstance(content, list):
+        return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
+    return content or ""
 
 
 def _joined(messages: Sequence[Message]) -> str:

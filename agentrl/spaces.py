@@ -7,14 +7,19 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector.utils import create_shared_memory
 
 from agentrl.errors import ContractError
 
 LARGEST = 256
 """Numbers of one observation that are written out; more is no text."""
-_INTEGER = re.compile(r"-?\d{1,18}")
+_INTEGER = re.compile(r"(?:(?<![\w.])-)?(?<![\d.])\d+(?!\d|\.\d)")
+"""A whole number: not the parts of `1.5`, and `3-5` has no -5."""
+_SEARCHED = 20_000
+"""Characters at the end of an answer in which JSON is looked for."""
 
 
 class AnyText(spaces.Text):
@@ -43,6 +48,14 @@ class AnyText(spaces.Text):
         return isinstance(other, AnyText) and other.max_length == self.max_length
 
     __hash__ = None  # type: ignore[assignment]
+
+
+@create_shared_memory.register(AnyText)
+def _not_shared(space: AnyText, n: int = 1, ctx: Any = None) -> Any:
+    raise gymnasium.error.CustomSpaceError(
+        'texts are not kept in shared memory: make_vec(…, vectorization_mode="async", '
+        'vector_kwargs={"shared_memory": False})'
+    )
 
 
 def instruction(space: spaces.Space[Any], names: Sequence[str] = ()) -> str:
@@ -140,28 +153,46 @@ def _chosen(space: spaces.Discrete, text: str, names: Sequence[str]) -> Any:
     numbers = _INTEGER.findall(text)
     if not numbers:
         raise ValueError(f"There is no number in {_cut(text)}.")
+    if len(numbers[-1]) > 18:
+        raise ValueError(f"{_cut(numbers[-1])} is not allowed.")
     return _member(space, int(numbers[-1]))
 
 
 def _json(text: str) -> Any:
-    for candidate in (text, *reversed(re.findall(r"\{.*\}|\[.*\]", text, re.DOTALL))):
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        pass
+    tail, at, found = text[-_SEARCHED:], 0, []
+    decoder = json.JSONDecoder()
+    while (opening := re.compile(r"[\[{]").search(tail, at)) is not None:
         try:
-            return json.loads(candidate)
-        except (ValueError, RecursionError):
-            continue
-    raise ValueError(f"There is no JSON in {_cut(text)}.")
+            value, at = decoder.raw_decode(tail, opening.start())
+            found.append(value)
+        except ValueError:
+            at = opening.end()
+        except RecursionError:  # brackets without end
+            break
+    if not found:
+        raise ValueError(f"There is no JSON in {_cut(text)}.")
+    return found[-1]
 
 
 def _value(space: spaces.Space[Any], given: Any) -> Any:
     try:
         if isinstance(space, spaces.Dict):
             return {name: _value(inner, given[name]) for name, inner in space.items()}
+        if isinstance(space, spaces.Tuple | spaces.Sequence) and not isinstance(given, list):
+            raise TypeError("a list is needed")
         if isinstance(space, spaces.Tuple):
             return tuple(_value(inner, item) for inner, item in zip(space.spaces, given, strict=True))
         if isinstance(space, spaces.Sequence):
             return tuple(_value(space.feature_space, item) for item in given)
         if isinstance(space, spaces.Box | spaces.MultiBinary | spaces.MultiDiscrete):
-            return np.array(given, dtype=space.dtype).reshape(space.shape)
+            array = np.array(given, dtype=space.dtype)
+            if array.dtype.kind in "iu" and not np.array_equal(array, np.array(given)):
+                raise ValueError("whole numbers are needed")
+            return array.reshape(space.shape)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{_cut(json.dumps(given))} does not fit: {error}.") from error
     return given

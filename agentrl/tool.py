@@ -38,6 +38,10 @@ if TYPE_CHECKING:
 DEFAULT_TIMEOUT = 30.0
 
 
+class TimedOut(TimeoutError):
+    """A tool took longer than it may."""
+
+
 class Tool:
     """A function with a name, an OpenAI schema and validated arguments. Make one with `@tool`.
 
@@ -101,10 +105,16 @@ class Tool:
     async def __call__(self, **arguments: Any) -> Any:
         """Check the arguments, then run. Raises what the function raises, ValidationError, TimeoutError."""
         values = self.checked(arguments)
-        async with asyncio.timeout(self.timeout):
-            if inspect.iscoroutinefunction(self.function):
-                return await self.function(**values)
-            return await asyncio.to_thread(self.function, **values)
+        clock = asyncio.timeout(self.timeout)
+        try:
+            async with clock:
+                if inspect.iscoroutinefunction(self.function):
+                    return await self.function(**values)
+                return await asyncio.to_thread(self.function, **values)
+        except TimeoutError as error:
+            if clock.expired():
+                raise TimedOut(f"{self.name} did not finish within {self.timeout:g} s") from error
+            raise  # the function's own, a socket's for one
 
 
 @overload
@@ -151,6 +161,8 @@ async def _call(by_name: dict[str, Tool], name: str, raw: object) -> str:
     if name not in by_name:
         return f"error: there is no tool {name!r}; there are: {', '.join(sorted(by_name)) or 'none'}"
     try:
+        if raw in ("", "null", None) and not by_name[name].schema["function"]["parameters"].get("required"):
+            raw = {}  # how many engines write a call without arguments
         arguments = json.loads(raw, strict=False) if isinstance(raw, str) else raw
     except (ValueError, RecursionError) as error:  # no JSON, a number of thousands of digits, brackets without end
         return f"error: the arguments of {name} are not JSON: {error}"
@@ -165,13 +177,20 @@ async def _call(by_name: dict[str, Tool], name: str, raw: object) -> str:
         raise
     except ValidationError as error:
         return f"error: bad arguments for {name}: " + "; ".join(_problem(e) for e in error.errors())
-    except TimeoutError:
-        return f"error: {name} did not finish within {chosen.timeout:g} s"
+    except TimedOut as error:
+        return f"error: {error}"
     except (Exception, SystemExit, asyncio.CancelledError) as error:
         # The border between user code and the model: its exceptions are the tool's answer, an `exit()` too.
         if asked_to_stop(error):
             raise
-        return f"error: {type(error).__name__}: {error}"
+        return f"error: {type(error).__name__}: {_text(error)}"
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as second:  # user code as well
+        return f"(no text: {type(second).__name__})"
 
 
 def _shown(result: Any) -> str:

@@ -207,9 +207,9 @@ class FormatObservation(Wrapper):
 class RetryWithFeedback(Wrapper):
     """Where an episode ended with less than `enough`, says so and lets the agent try the same task again.
 
-    The inner environment is reset with the seed it had, so that the task is the same; its first messages are not
-    repeated. A try that is followed by another earns nothing with its last step, and the tries after it are multiplied
-    by `discount` each. `feedback` is a text, or a function of the failed step.
+    The inner environment is reset with the seed and options it had, so that the task is the same; its first messages
+    are not repeated. A try that is followed by another earns nothing with its last step, and the tries after it are
+    multiplied by `discount` each. `feedback` is a text, or a function of the failed step.
     """
 
     def __init__(
@@ -227,6 +227,7 @@ class RetryWithFeedback(Wrapper):
         self.tries, self.enough, self.discount = tries, enough, discount
         self._feedback = feedback
         self._seed: int | None = None
+        self._options: dict[str, Any] | None = None
         self._failed = 0
         self._earned = 0.0
 
@@ -234,8 +235,11 @@ class RetryWithFeedback(Wrapper):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[list[Message], Info]:
         """The first try."""
-        self._seed, self._failed, self._earned = seed, 0, 0.0
-        return await super().reset(seed=seed, options=options)
+        # Without a seed one is drawn, from those before it: the next try is to be of the same task.
+        drawn = self.generator(seed).randrange(2**31)
+        self._seed, self._options = drawn if seed is None else seed, options
+        self._failed, self._earned = 0, 0.0
+        return await super().reset(seed=self._seed, options=options)
 
     async def stepped(self, action: Message, step: Step) -> Step:
         """Discount what is earned; after a failed try, begin the next."""
@@ -249,7 +253,7 @@ class RetryWithFeedback(Wrapper):
         self._failed += 1
         self._earned = 0.0
         text = self._feedback if isinstance(self._feedback, str) else self._feedback(step)
-        await self.inner_reset(self._seed)
+        await self.inner_reset(self._seed, self._options)
         return Step([*_answered(action, step), {"role": "user", "content": text}], 0.0, False, False, info)
 
 

@@ -117,6 +117,36 @@ async def test_no_arguments_at_all_is_an_observation() -> None:
     assert answer["content"] == "error: the arguments of echo must be a JSON object, got NoneType"
 
 
+async def test_a_call_without_arguments_is_one_of_a_tool_that_needs_none() -> None:
+    @tool
+    def look() -> str:
+        """Look around."""
+        return "a wall"
+
+    assert await _texts([look], ("look", ""), ("look", None), ("look", {})) == ["a wall"] * 3
+
+
+async def test_errors_of_tools_are_told_as_they_are() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no words")
+
+    @tool
+    async def fetch() -> str:
+        """Fetch."""
+        raise TimeoutError("the socket's own")
+
+    @tool
+    def speak() -> str:
+        """Speak."""
+        raise Mute
+
+    assert await _texts([fetch, speak], ("fetch", {}), ("speak", {})) == [
+        "error: TimeoutError: the socket's own",
+        "error: Mute: (no text: ValueError)",
+    ]
+
+
 async def test_raw_new_lines_in_arguments_are_taken() -> None:
     assert await _texts([echo], ("echo", '{"text": "a\nb"}')) == ["a\nb"]
 

@@ -168,6 +168,23 @@ async def test_retry_tells_and_plays_the_same_task_again() -> None:
     assert (unjudged.reward, unjudged.terminated) == (None, True)
 
 
+async def test_every_try_has_the_same_task_without_a_seed_too() -> None:
+    begun: list[Any] = []
+
+    class Drawn(Guess):
+        async def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[list[Message], Info]:
+            begun.append((options, self.generator(seed).random()))
+            return await super().reset(seed=seed)
+
+    wrapped: Any = wrap(Drawn, RetryWithFeedback)
+    env = wrapped({"n": 1}, strict=True)
+    for _ in range(2):
+        await env.reset(options={"level": 2})
+        await env.step(says("x"))
+    assert begun[0] == begun[1] != begun[2] == begun[3]
+    assert begun[1][0] == {"level": 2}
+
+
 async def test_retry_leaves_no_call_unanswered() -> None:
     env = wrap(Guess, partial(RetryWithFeedback, feedback="Again."))({"n": 1})
     await env.reset(seed=3)
