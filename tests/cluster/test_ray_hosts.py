@@ -1,6 +1,6 @@
 """A run that Ray places on three hosts: its actors die, and the node that trains is struck. The ledger judges.
 
-A node is cut off, frozen or killed while episodes are played, within a step, within a publish.
+A node is cut off or frozen while episodes are played, within a step, within a publish, and killed within the last two.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ ray_rollout = {CPU = 0.1, lent = 1}
 rollout_workers = 1
 lost_seconds = 4
 """
-STRIKES = [(moment, fault) for fault in ("cut", "freeze", "kill") for moment in ("rollouts", "step", "publish")]
+STRIKES = [(moment, fault) for fault in ("cut", "freeze") for moment in ("rollouts", "step", "publish")]
+STRIKES += [("step", "kill"), ("publish", "kill")]  # while episodes are played, a node's actors alone are killed
 CHECKS = {
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "1000",
