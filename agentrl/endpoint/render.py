@@ -85,6 +85,7 @@ class Renderer:
         self.template = template
         self.end_ids = template.end_ids
         self.reason: str | None = None
+        self._results_reason: str | None = None
         # The episodes of a group start alike, and environments repeat themselves.
         self._prompts: Recent[Prompt] = Recent(256)
         self._settings: Recent[Setting] = Recent(1024)
@@ -135,6 +136,8 @@ class Renderer:
         return self._prompts.get(key, lambda: self._extended(last, new, setting, ended_by))
 
     def _extended(self, last: Message, new: Sequence[Message], setting: Setting, ended_by: int | None) -> Prompt:
+        if self._results_reason is not None and _has_results(new):
+            raise CannotContinue(self._results_reason)
         ready = [self.template.prepare(message) for message in new]
         stand_in = self._stand_in(last)
         calls: list[Any] = stand_in[-1].get("tool_calls", [])
@@ -265,13 +268,23 @@ class Renderer:
 
     def _prove(self) -> None:
         """Compare the difference under a stand-in history with the one under longer histories, for several kinds of
-        turns."""
+        turns.
+
+        A template that only fails with tools' results (DeepSeek-R1-Distill's) starts a new trajectory there.
+        """
         for new in _CONTINUATIONS:
-            ready = [self.template.prepare(message) for message in new]
-            for setting in (self.setting(), self.setting(_TOOLS)):
-                for last in _LAST_TURNS:
-                    if any(m["role"] == "tool" for m in new) and "tool_calls" not in last:
-                        continue
+            try:
+                self._prove_continuation(new)
+            except CannotContinue as error:
+                if not _has_results(new):
+                    raise
+                self._results_reason = str(error)
+
+    def _prove_continuation(self, new: Sequence[Message]) -> None:
+        ready = [self.template.prepare(message) for message in new]
+        for setting in (self.setting(), self.setting(_TOOLS)):
+            for last in _LAST_TURNS:
+                if "tool_calls" in last or not _has_results(new):
                     self._prove_one(last, ready, setting)
 
     def _prove_one(self, last: Message, ready: list[Message], setting: Setting) -> None:
@@ -291,6 +304,10 @@ class Renderer:
                 )
         end = next(text for text in self._end_texts if expected.startswith(text))
         self.prompt(expected[len(end) :], after=end)
+
+
+def _has_results(messages: Sequence[Message]) -> bool:
+    return any(message["role"] == "tool" for message in messages)
 
 
 def _key(*parts: Any) -> bytes | None:

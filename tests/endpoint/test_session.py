@@ -244,6 +244,28 @@ async def test_an_unproven_template_runs_one_trajectory_a_turn(setup: MakeSetup,
     assert not any(t.abandoned for t in trajectories)
 
 
+async def test_results_that_a_template_counts_start_anew_and_questions_do_not(
+    setup: MakeSetup, ask: Ask, chatml: Any, calculator: Any
+) -> None:
+    """As DeepSeek-R1-Distill's, whose writing of a result depends on the ones before."""
+    source = (
+        "{% set ns = namespace(n=0) %}{% for m in messages %}{% if m.role == 'tool' %}{% set ns.n = ns.n + 1 %}"
+        "<|im_start|>result {{ ns.n }}\n{% else %}<|im_start|>{{ m.role }}\n{% endif %}{{ m.content }}<|im_end|>\n"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    s = setup(['<tool_call>{"name": "calc", "arguments": {}}</tool_call><|im_end|>'], chatml(source))
+    session = s.open()
+    messages = [USER]
+    for number in range(4):
+        calls = (await ask(session, messages, tools=[calculator]))["tool_calls"]
+        result = {"role": "tool", "tool_call_id": calls[0]["id"], "content": "7"}
+        messages.append(result if number else user("more"))
+    trajectories = await session.close()
+    assert [t.reason for t in trajectories] == [SplitReason.START, SplitReason.TEMPLATE, SplitReason.TEMPLATE]
+    assert int(trajectories[0].loss_mask.sum()) == 2 * int(trajectories[1].loss_mask.sum())
+    assert "result 2" in s.template.decode(trajectories[2].tokens)
+
+
 async def test_a_malformed_call_is_seen_and_stays_trained(setup: MakeSetup, ask: Ask, calculator: Any) -> None:
     bad = "<tool_call>\n{'name': 'calc'}\n</tool_call><|im_end|>"
     s = setup([bad])
