@@ -26,6 +26,8 @@ def canonical(message: object, at: int = 0) -> Message:
     clean: Message = {"role": role, "content": flat_text(message.get("content"), at)}
     for key in ("name", "tool_call_id", "reasoning_content"):
         value = message.get(key)
+        if value is None and key == "reasoning_content" and isinstance(message.get("reasoning"), str):
+            value = message["reasoning"]  # its newer name, in vLLM and elsewhere
         if value is None or (key == "reasoning_content" and role != "assistant"):
             continue
         if not isinstance(value, str):

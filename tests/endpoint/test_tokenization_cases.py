@@ -233,6 +233,10 @@ def bytes_of_split_characters(given: Cases, expected: Cases, _: None) -> None:
     assert [named.piece(i) for i in range(3)] == [("\ufffd", b"\xc3"), ("\ufffd", b"\xa9"), (" the", b" the")]
 
 
+def reasoning_has_two_names(given: Cases, expected: Cases, template: ChatTemplate) -> None:
+    assert {template.text([message], generation=False) for message in given["messages"]} == {expected["text"]}
+
+
 CHECKS: dict[str, Callable[[Cases, Cases, Any], None]] = {
     "C01": reasoning_stays,
     "C03": opened_by_the_prompt,
@@ -253,4 +257,5 @@ CHECKS: dict[str, Callable[[Cases, Cases, Any], None]] = {
     "C26": halves_are_replaced,
     "C27": nothing_after_the_stop,
     "C28": bytes_of_split_characters,
+    "C29": reasoning_has_two_names,
 }
