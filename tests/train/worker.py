@@ -41,8 +41,8 @@ from agentrl.train.plan import Item, make_plan  # noqa: E402
 from agentrl.train.state import State  # noqa: E402
 from agentrl.types import Context, Group, Sampled, Segment, Trajectory, Version  # noqa: E402
 from tests.train.drawing import describe, draw, episode, random_group  # noqa: E402
+from tests.train.inside import cut_error, refusals  # noqa: E402
 from tests.train.receiver import Receiver  # noqa: E402
-from tests.train.refusals import refusals  # noqa: E402
 
 BUDGETS = {1: 1 << 20, 2: 90}
 """One rank packs everything in one pass; two ranks cut it finely, into passes of which the last are dummies."""
@@ -308,9 +308,9 @@ class Checks:
     def bf16(self) -> None:
         backend = Backend(self.folder, self.options.model_copy(update={"dtype": "bf16"}))
         result = self.step(backend, 0)
-        tensors, _ = backend.state()
         self.found["bf16_finite"] = bool(np.isfinite(result.loss)) and result.applied
-        self.found["bf16_state"] = sorted({str(t.dtype) for n, t in tensors.items() if n != "rng"})
+        self.found["bf16_state"] = sorted({str(t.dtype) for n, t in backend.state()[0].items() if n != "rng"})
+        self.found["cut"] = cut_error(backend, batches(self.rank, self.world, self.chosen, 0), self.chosen.loss)
         self.found["bf16_weights"] = sorted({str(t.dtype) for _, t in backend.weights()})
 
     def one_rank_cannot_write(self) -> None:
