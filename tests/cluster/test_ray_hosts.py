@@ -48,7 +48,7 @@ CHECKS = {
 SETTINGS = (
     "train.ranks=2", "train.steps=100000", "train.checkpoint_every=1", "train.keep_checkpoints=9999",
     "eval.every=1000", "engine.count=2", "rollout.staleness=2", "monitor.trainer_restarts=1000",
-    "monitor.engine_restarts=1000",
+    "monitor.engine_restarts=1000", "train.collective_timeout=60",
 )  # fmt: skip
 
 
