@@ -18,7 +18,7 @@ LARGEST = 256
 """Numbers of one observation that are written out; more is no text."""
 _INTEGER = re.compile(r"(?:(?<![\w.])-)?(?<![\d.])\d+(?!\d|\.\d)")
 """A whole number: not the parts of `1.5`, and `3-5` has no -5."""
-_SEARCHED = 20_000
+_SEARCHED = 8_000
 """Characters at the end of an answer in which JSON is looked for."""
 
 

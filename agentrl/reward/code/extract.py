@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 import warnings
 from typing import NamedTuple
@@ -22,6 +23,10 @@ _LEFT_OVER = re.compile(r"(?:</?\w+>|<[|｜][^<>]*[|｜]>|\s)+")
 _FENCE = re.compile(r"^([ \t]*(?:>[ \t]?)*)(`{3,}|~{3,})[ \t]*(.*?)[ \t]*$")
 _THINK_END = re.compile(r"(?P<quoted>(['\"])</think(?:ing)?>\2)|</think(?:ing)?>", re.IGNORECASE)
 _THINK_START = re.compile(r"(?P<quoted>(['\"])<think(?:ing)?>\2)|<think(?:ing)?>", re.IGNORECASE)
+
+
+MOST_BLOCKS = 300
+"""Fenced blocks that are read: an answer must not keep the grader busy."""
 
 
 class Block(NamedTuple):
@@ -58,27 +63,30 @@ def final_part(answer: str) -> str:
 
 
 def blocks(text: str) -> list[Block]:
-    """All fenced blocks, in order."""
+    """All fenced blocks, in order; the first of very many."""
     lines = text.split("\n")
+    fences = [_FENCE.match(line) for line in lines]
     found: list[Block] = []
     at = 0
-    while at < len(lines):
-        opening = _FENCE.match(lines[at])
+    while at < len(lines) and len(found) < MOST_BLOCKS:
+        opening = fences[at]
         if opening is None or (opening[2][0] == "`" and "`" in opening[3]):
             at += 1
             continue
-        block, at = _read_block(lines, at + 1, opening)
+        block, at = _read_block(lines, fences, at + 1, opening)
         found.append(block)
     return found
 
 
-def _read_block(lines: list[str], start: int, opening: re.Match[str]) -> tuple[Block, int]:
+def _read_block(
+    lines: list[str], fences: list[re.Match[str] | None], start: int, opening: re.Match[str]
+) -> tuple[Block, int]:
     tag = _tag(opening[3])
-    ends = [at for at in range(start, len(lines)) if _closes(lines[at], opening)]
+    ends = list(itertools.islice((at for at in range(start, len(lines)) if _closes(fences[at], opening)), 8))
     # A docstring may hold fences of its own: the first end at which a Python block compiles is its end.
     if tag == PYTHON and len(ends) > 1:
-        for end in ends[:8]:
-            if end > ends[0] and any(_opens_python(line) for line in lines[ends[0] + 1 : end]):
+        for end in ends:
+            if end > ends[0] and any(_opens_python(fence) for fence in fences[ends[0] + 1 : end]):
                 break
             if compiles(_dedent(lines[start:end], opening[1])):
                 return Block(tag, _dedent(lines[start:end], opening[1])), end + 1
@@ -98,21 +106,20 @@ def _tag(info: str) -> str:
 def _ends_within(lines: list[str], opening: re.Match[str]) -> str | None:
     """The block where its closing fence stands at the end of a line of the program; None where it does not."""
     at = next((n for n, line in enumerate(lines) if line.rstrip().endswith(opening[2])), None)
-    if at is None or compiles(_dedent(lines, opening[1])):
+    # In a comment it is none: there the program goes on with it.
+    if at is None or compiles(_dedent(lines[: at + 1], opening[1])):
         return None
     text = _dedent([*lines[:at], lines[at].rstrip().removesuffix(opening[2])], opening[1])
     return text if compiles(text) else None
 
 
-def _closes(line: str, opening: re.Match[str]) -> bool:
-    closing = _FENCE.match(line)
+def _closes(closing: re.Match[str] | None, opening: re.Match[str]) -> bool:
     if closing is None or not closing[2].startswith(opening[2]):
         return False
     return not closing[3] or _LEFT_OVER.fullmatch(closing[3]) is not None
 
 
-def _opens_python(line: str) -> bool:
-    fence = _FENCE.match(line)
+def _opens_python(fence: re.Match[str] | None) -> bool:
     return fence is not None and _tag(fence[3]) == PYTHON
 
 

@@ -13,7 +13,7 @@ from agentrl.reward.symbolic.numeric import identical
 from agentrl.reward.symbolic.residues import residues
 from agentrl.reward.symbolic.special import PHRASES, choice, in_words, special
 from agentrl.reward.symbolic.spelling import visible
-from agentrl.reward.symbolic.tokens import Token, Unreadable, tokenize
+from agentrl.reward.symbolic.tokens import LONGEST, Token, Unreadable, tokenize
 from agentrl.reward.symbolic.units import split_unit
 from agentrl.reward.symbolic.values import (
     Bracket,
@@ -38,6 +38,8 @@ _RELATIONS = {"=": "=", "<": "<", ">": ">", "le": "<=", "ge": ">=", "ne": "!=", 
 
 def readings(text: str) -> list[Value]:
     """What `text` can mean: one value, or two where `1,234` is a number or a list; Unreadable where it has none."""
+    if len(text) > LONGEST:  # before any search through it
+        raise Unreadable(f"{len(text)} characters, at most {LONGEST} are read")
     text = _trimmed(visible(text))
     if not text:
         raise Unreadable("nothing is written")

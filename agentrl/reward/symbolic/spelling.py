@@ -38,7 +38,7 @@ _LEAD = r"(?i:(?:the\s+)?(?:final\s+)?answer\s*(?:is\s*:?|:|=))"
 
 
 def _temperature(found: re.Match[str]) -> str:
-    return r"\text{ celsius}" if found[1] == "C" else r"\text{ fahrenheit}"
+    return r"\text{ celsius}" if found[2] == "C" else r"\text{ fahrenheit}"
 
 
 _LOOKS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = tuple(
@@ -59,7 +59,7 @@ _LOOKS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
         (r"(?<=\d)\\text\s*\{,\}(?=\d)", "{,}"),
         (r"\\ensuremath(?=\s*\{)", " "),
         (
-            r"(?:\^\s*\{?\s*\\circ\s*\}?|\\degree|°|℃)\s*(?:\\(?:text|mathrm)\s*\{\s*)?(C|F)\s*(?![\w'])\}?",
+            r"(?:\^\s*\{?\s*\\circ\s*\}?|\\degree|°|℃)\s*(\\(?:text|mathrm)\s*\{\s*)?(C|F)(?![\w'])(?(1)\s*\})",
             _temperature,
         ),
         (r"\s(?:\\[,;: ]|~)?\s*(k?m|cm|ft|mi)/(s|h|hr|min)(\^\s*\{?[23]\}?)?$", r"\\text{ \1/\2}\3"),

@@ -38,6 +38,8 @@ def split_unit(tokens: list[Token]) -> tuple[list[Token], str, int]:
     if words[:2] == ["per", "cent"]:
         names = ["percent"]
     if not any(word in UNITS for word in words):
+        if tokens[-1].kind == "op" and tokens[-1].text == "%":  # `5\%\text{ increase}`
+            return tokens[:-1], "percent", scale
         return tokens, "remark", scale
     return tokens, "percent" if names[0] == "percent" else " ".join(names), scale
 

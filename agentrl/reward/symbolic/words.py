@@ -99,6 +99,7 @@ NOT_A_REMARK = _set(
 SHORT_TEXT = _set(
     """
     yes no true false odd even dne none all both am pm mon tue wed thu fri sat sun red
+    one two six ten
     """
 )
 """Runs of two or three letters that are words, not products of symbols."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from agentrl.reward.code.extract import extract_code, is_program
@@ -57,6 +59,17 @@ def test_there_is_no_program(answer: str) -> None:
 def test_a_fence_in_a_docstring_does_not_end_the_block() -> None:
     program = f'def f():\n    """\n{FENCE}\n1\n{FENCE}\n"""\n    return 1\n'
     assert extract_code(f"{FENCE}python\n{program}{FENCE}\nThat is it.") == program
+
+
+@pytest.mark.parametrize("piece", ["```python\nx```\n", "```python\nx\n```\n", "```\n", "```python\n", "'</think>'"])
+def test_no_answer_keeps_the_grader_busy(piece: str) -> None:
+    began = time.monotonic()
+    extract_code(piece * 2000, "f")
+    assert time.monotonic() - began < 5.0
+
+
+def test_a_fence_in_a_comment_does_not_end_the_block() -> None:
+    assert extract_code("```python\nx = 1  # not ```\nprint(x)\n```") == "x = 1  # not ```\nprint(x)\n"
 
 
 def test_a_broken_block_does_not_swallow_the_next() -> None:

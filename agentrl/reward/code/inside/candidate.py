@@ -14,7 +14,6 @@ and `get` reads instead of calling.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
 import linecache
@@ -155,6 +154,8 @@ def _answer(module: types.ModuleType, op: dict[str, Any], number: int, kept: dic
         before = json.dumps(op.get("args", []))
         value = _perform(module, op, args, kwargs, kept)
         if inspect.iscoroutine(value):
+            import asyncio  # it costs a session 50 ms
+
             value = asyncio.run(value)
         answer = {"value": encode(value, keep)}
         if op.get("make"):

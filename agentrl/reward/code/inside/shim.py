@@ -5,7 +5,6 @@ Tests always get this one, so that a verdict does not depend on what a box has i
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import inspect
 import itertools
@@ -146,7 +145,11 @@ def call(function: Any, values: dict[str, Any], space: dict[str, Any], owner: ty
             stack.callback(getattr(subject, "teardown_method", lambda *_: None))
         arguments = _arguments(function, values, {**space, **(vars(owner) if owner else {})}, stack, subject)
         result = function(subject, **arguments) if subject is not None else function(**arguments)
-        return asyncio.run(result) if inspect.iscoroutine(result) else result
+        if inspect.iscoroutine(result):
+            import asyncio  # few tests need it
+
+            return asyncio.run(result)
+        return result
 
 
 def _wants_one(subject: Any) -> bool:
