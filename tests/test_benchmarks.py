@@ -24,7 +24,6 @@ SMALL = {
     "render_cost": ([], ("turn200_over_turn10", "turn200_ms")),
     "interrupt": (["--hidden", "64", "--layers", "2"], ()),
     "sandbox": (["--count", "20", "--without-docker"], ()),
-    "viewer": (["--episodes", "200", "--repeat", "1"], ()),
     "scale": (["--only", "publish"], ("publish_64_over_8_engines",)),
 }
 
