@@ -230,6 +230,10 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
         "def f(x): return x",
         {"mode": "unit", "test": "from solution import f\nassert f(1) == 1"},
     ),
+    "a path in the arguments": (
+        "def f(path): return len(path) > 0",
+        {"mode": "unit", "test": "from solution import f\ndef test_it(tmp_path):\n    assert f(str(tmp_path))\n"},
+    ),
     "an async test": (
         "async def f(x): return x",
         {"mode": "unit", "test": "from solution import f\nasync def test_it():\n    assert await f(1) == 1\n"},

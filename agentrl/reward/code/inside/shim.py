@@ -10,6 +10,7 @@ import inspect
 import itertools
 import math
 import re
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -167,9 +168,18 @@ def _arguments(
     }
 
 
+def _folder(stack: contextlib.ExitStack) -> Path:
+    # Of the same name in every run of the tests: a call that is given it must be the same call.
+    home = Path(tempfile.gettempdir())
+    place = next(path for path in (home / f"tmp_path{n}" for n in itertools.count()) if not path.exists())
+    place.mkdir()
+    stack.callback(shutil.rmtree, place, ignore_errors=True)
+    return place
+
+
 def _fixture(name: str, space: dict[str, Any], stack: contextlib.ExitStack, subject: Any) -> Any:
     if name == "tmp_path":
-        return Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        return _folder(stack)
     made = space.get(name)
     if not getattr(made, "is_fixture", False):
         raise LookupError(f"there is no fixture {name!r}")
