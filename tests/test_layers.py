@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-L0 = {"types", "errors", "config", "wire", "child", "calling", "contract"}
+L0 = {"types", "errors", "config", "wire", "child", "process", "calling", "contract"}
 L1 = {"env", "wrappers", "agent", "tool", "mcp", "reward", "sandbox", "data"}
 SHELVES = {"envs", "agents", "sandboxes"}
 L2 = {"engine", "endpoint"}

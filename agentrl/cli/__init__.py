@@ -10,7 +10,7 @@ from agentrl.cli import look  # isort: split
 from agentrl.cli import author  # isort: split
 
 from agentrl.cli.shared import app, tell
-from agentrl.endpoint.process import collect_seldom
+from agentrl.process import collect_seldom
 
 __all__ = ["app", "author", "look", "main", "runs", "tell"]
 

@@ -20,12 +20,12 @@ from agentrl.cluster.rollouts import HOLD_SECONDS, Job, Next, PlaySpec, Work, ou
 from agentrl.conductor.check import resolve_agents, resolve_env
 from agentrl.conductor.config import RunConfig
 from agentrl.endpoint.app import Endpoint
-from agentrl.endpoint.process import collect_seldom
 from agentrl.endpoint.template import ChatTemplate
 from agentrl.engine.client import EngineClient
 from agentrl.engine.server import decoder
 from agentrl.engine.weights import model_limits
 from agentrl.errors import AgentRLError, EngineLost
+from agentrl.process import collect_seldom
 from agentrl.rollout.player import Player
 from agentrl.rollout.session import Session, SessionSpec
 

@@ -5,6 +5,7 @@ The feed's token comes in $AGENTRL_TOKEN. Exit code 0 when the run is over, 1 wi
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import sys
@@ -58,6 +59,7 @@ def run(job: TrainerJob, token: str, phases: Phases) -> str:
             seed=job.seed,
         )
         export.check_names(job.model_dir, backend.shapes)
+    gc.freeze()  # what is loaded stays: a search for garbage cycles would walk all of it, in vain
     feed = Feed(job.feed_url, token)
     reason = Trainer(job, backend, chosen, feed, phases, stop).run()
     phases.close()

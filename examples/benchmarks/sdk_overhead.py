@@ -32,11 +32,11 @@ from aiohttp import web
 
 from agentrl.endpoint.app import Endpoint
 from agentrl.endpoint.options import EndpointOptions
-from agentrl.endpoint.process import collect_seldom
 from agentrl.endpoint.session import Session
 from agentrl.endpoint.template import ChatTemplate
 from agentrl.engine.client import EngineClient
 from agentrl.engine.types import Completion, Engine, GenerateRequest, OnTokens, Span
+from agentrl.process import collect_seldom
 from agentrl.testing.tiny import make_tiny_model
 from agentrl.types import Int32Array, Message, Version
 

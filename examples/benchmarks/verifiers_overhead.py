@@ -55,7 +55,7 @@ async def main() -> None:
     await episode(client, options, -1)
     gc.collect()
     gc.freeze()
-    gc.set_threshold(10_000, 10, 10)  # as `agentrl.endpoint.process` does
+    gc.set_threshold(10_000, 10, 10)  # as `agentrl.process` does
     began, cpu = time.perf_counter(), time.process_time()
     await asyncio.gather(*(episode(client, options, i) for i in range(options.episodes)))
     turns = options.episodes * options.turns

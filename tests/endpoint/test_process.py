@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from agentrl.endpoint.process import collect_seldom
 from agentrl.endpoint.session import Session
+from agentrl.process import collect_seldom
 
 
 def collections_while_allocating(n: int) -> int:

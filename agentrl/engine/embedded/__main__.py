@@ -20,6 +20,7 @@ from agentrl.engine.embedded.scheduler import Scheduler
 from agentrl.engine.embedded.sequence import Decode
 from agentrl.engine.embedded.shape import read_shape, rope_tables
 from agentrl.errors import ConfigError
+from agentrl.process import collect_seldom
 from agentrl.types import Version
 
 _SWITCH_SECONDS = 0.0005
@@ -118,6 +119,7 @@ def main() -> int:
             context_length=args.context_length,
             device=chosen_device(args.device),
         )
+        collect_seldom()  # a search in one thread stops the other: no token for tenths of a second
         return asyncio.run(run(app, args.host, args.port))
     except (ConfigError, OSError) as error:
         print(f"embedded engine: {error}", file=sys.stderr)
