@@ -24,7 +24,7 @@ from agentrl.engine.embedded.sequence import Decode, Live
 from agentrl.engine.embedded.slots import Slots
 from agentrl.types import Int32Array
 
-_PREFILL_SECONDS = 0.04
+_PREFILL_SECONDS = 0.025
 """How long prefilling may hold up the running sequences, but for a single long prompt."""
 _SHARED = 16
 """A waiting prompt that shares at least so many more tokens with one about to be prefilled waits for it."""
