@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -51,6 +52,7 @@ class Hub:
         """Of this start of the conductor: leases and names of folders of another one are none of ours."""
         self._run, self._note = run, note
         self._members: dict[str, Member] = {}
+        self._joins: Counter[str] = Counter()
         self._numbers = itertools.count(1)
         self._generations = itertools.count(1)
         self._probe_dir = probe_dir
@@ -120,6 +122,10 @@ class Hub:
         """Who is there, in the order of joining."""
         return [m for m in self._members.values() if m.join.role == role]
 
+    def joins(self, name: str) -> int:
+        """How often a worker of that name has joined."""
+        return self._joins[name]
+
     def generation(self) -> int:
         """A number that no other task has."""
         return next(self._generations)
@@ -161,6 +167,7 @@ class Hub:
             )
         lease = f"{join.role}-{next(self._numbers)}-{secrets.token_hex(8)}"
         self._members[lease] = Member(lease, join)
+        self._joins[join.name] += 1
         self._note(f"{join.role} worker {join.name} joined from {join.host}")
         return answer(200, Joined(lease=lease, beats=self._beat_port).model_dump())
 

@@ -12,7 +12,6 @@ import os
 import secrets
 import sys
 import tempfile
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,8 +25,8 @@ from agentrl.conductor.feed import FeedServer
 from agentrl.errors import ConfigError, RunError
 
 _TICK = 0.5
-STARTS, STARTS_EACH, CALM_SECONDS = 20, 3, 60.0
-"""Workers that may end by themselves in so many seconds before the run does: this many, or this often each."""
+TRIES = 10
+"""Starts in a row of one worker that may come to nothing; on a node that is about to be missed, some do."""
 
 
 class _Place(NamedTuple):
@@ -55,18 +54,23 @@ class Bearer:
         return asyncio.run(child.wait())
 
 
-class Ends:
-    """Counts workers that end; a whole rack that is lost is not taken for workers that cannot run."""
+class Starts:
+    """Tells workers that cannot run from workers that are lost: those had joined."""
 
-    def __init__(self, workers: int) -> None:
-        self._limit = max(STARTS, STARTS_EACH * workers)
-        self._at: list[float] = []
+    def __init__(self) -> None:
+        self._joins: dict[str, int] = {}
+        self._in_vain: dict[str, int] = {}
 
-    def count(self, now: float) -> None:
-        """One more ended; RunError where it is one too many."""
-        self._at = [at for at in self._at if now - at < CALM_SECONDS] + [now]
-        if len(self._at) > self._limit:
-            raise RunError(f"{len(self._at)} workers ended within {CALM_SECONDS:.0f} s: see their logs on the nodes")
+    def ended(self, name: str, joins: int, how: str) -> None:
+        """It ended, and has joined so often since the run began; RunError where it never does."""
+        joined = joins > self._joins.get(name, 0)
+        self._joins[name] = joins
+        self._in_vain[name] = 0 if joined else self._in_vain.get(name, 0) + 1
+        if self._in_vain[name] > TRIES:
+            raise RunError(
+                f"worker {name} was started {self._in_vain[name]} times in a row and never joined, at last it {how}: "
+                f"see agentrl-{name}-*.log in the temporary folder of its node"
+            )
 
 
 class RayLauncher(RemoteLauncher):
@@ -95,7 +99,7 @@ class RayLauncher(RemoteLauncher):
         self._group_of_places: Any = None
         self._running: dict[int, Any] = {}
         self._actors: dict[int, Any] = {}
-        self._ends = Ends(len(self._places))
+        self._starts = Starts()
         self._url = ""
 
     async def open(self, feed: FeedServer) -> str:
@@ -130,8 +134,11 @@ class RayLauncher(RemoteLauncher):
             scheduling_strategy=strategy,
         )
         self._actors[index] = actor.remote()
-        name = f"{place.role}-{index}"
-        self._running[index] = self._actors[index].run.remote(place.role, self._url, self._token, name, str(Path.cwd()))
+        told = (place.role, self._url, self._token, self._name(index), str(Path.cwd()))
+        self._running[index] = self._actors[index].run.remote(*told)
+
+    def _name(self, index: int) -> str:
+        return f"{self._places[index].role}-{index}"
 
     async def run(self) -> None:
         """See `Launcher`."""
@@ -147,7 +154,8 @@ class RayLauncher(RemoteLauncher):
                 if done:
                     how = await asyncio.to_thread(self._how, running)
                     self._desk.note(f"Ray: {self._places[index].role} worker {index} {how}; another one is started")
-                    self._ends.count(time.monotonic())
+                    name = self._name(index)
+                    self._starts.ended(name, self._hub.joins(name), how)
                     self._start(index)
 
     def _how(self, running: Any) -> str:

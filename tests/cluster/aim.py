@@ -78,6 +78,19 @@ class Aim:
                 return
             send(pids, signal.SIGCONT)
 
+    def strike(self, target: Target, moment: str, fault: str) -> dict[int, Path]:
+        """Lose the host by `fault` within `moment`: killed, cut off, or left frozen. The ranks that ran there."""
+        host = target.host
+        self.hold(target, moment)
+        print(f"{time.monotonic():.1f} {host.short} {fault} within {moment}", flush=True)
+        late = self.ranks(host)
+        if fault == "kill":
+            host.kill()
+        elif fault == "cut":
+            host.cut()
+            host.thaw()
+        return late
+
     def comes_back_late(self, target: Target, ranks: Iterable[int]) -> None:
         """The ranks alone go on, with nobody there who would end them: the conductor takes nothing from them."""
         log = target.scratch / "logs" / RANK

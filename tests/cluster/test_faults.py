@@ -6,7 +6,6 @@ The host that trains is stopped at the moment looked for, and only then killed, 
 from __future__ import annotations
 
 import signal
-import time
 from functools import partial
 
 import pytest
@@ -35,14 +34,7 @@ def test_a_host_lost_at_any_moment_costs_nothing_but_time(cluster: Cluster) -> N
         target = aim.trains()
         host = target.host
         began, lost = len(lines(cluster.run, "begin")), aim.lost(host)
-        aim.hold(target, moment)
-        print(f"{time.monotonic():.1f} {host.short} {fault} within {moment}", flush=True)
-        late = aim.ranks(host)
-        if fault == "kill":
-            host.kill()
-        elif fault == "cut":
-            host.cut()
-            host.thaw()
+        late = aim.strike(target, moment, fault)
         cluster.until(partial(_is_lost, aim, host, lost + len(ROLES)), conductor)
         cluster.until(partial(aim.stepped_since, began + 1), conductor)
         if fault == "freeze":

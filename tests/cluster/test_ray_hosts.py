@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
@@ -125,14 +124,7 @@ def strike(aim: Aim, moment: str, fault: str, coming: list[subprocess.Popen[str]
     """
     cluster, target = aim.cluster, aim.trains()
     host, began, lost = target.host, len(lines(cluster.run, "begin")), aim.lost(target.host)
-    aim.hold(target, moment)
-    print(f"{time.monotonic():.1f} {host.short} {fault} within {moment}", flush=True)
-    late = aim.ranks(host)
-    if fault == "kill":
-        host.kill()
-    elif fault == "cut":
-        host.cut()
-        host.thaw()
+    late = aim.strike(target, moment, fault)
     joined(*coming)
     cluster.until(lambda: aim.lost(host) > lost, aim.conductor)
     cluster.until(partial(aim.stepped_since, began + 1), aim.conductor)
