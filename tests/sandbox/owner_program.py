@@ -12,7 +12,7 @@ async def main(kind: str) -> None:
     warnings.simplefilter("ignore")
     async with open_sandbox(SandboxOptions(kind=kind, slots=1)) as pool, pool.box() as box:
         running = asyncio.create_task(box.exec(["sleep", f"4{os.getpid()}"], timeout=400))
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0)  # asked for; when the program runs depends on the machine
         print("running", flush=True)
         await running
 
