@@ -1,7 +1,7 @@
 """The policy: a Hugging Face causal language model that reads packed sequences and answers with log-probs.
 
-Two parts are replaced. Attention runs sequence by sequence (`cu_seqlens`), which is exact and needs no mask. The output
-head gives log-probs and entropies of chosen tokens in chunks, so that no `[T, V]` tensor is ever held.
+Two parts are replaced. Attention reads each sequence by itself (`attention.py`), which is exact. The output head gives
+log-probs and entropies of chosen tokens in chunks, so that no `[T, V]` tensor is ever held.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from transformers.utils.logging import disable_progress_bar
 
 from agentrl.errors import ConfigError
 from agentrl.train.algorithm import Output
+from agentrl.train.attention import ATTENTION, lay_out, packed_attention
 from agentrl.train.batch import Batch
 
-ATTENTION = "agentrl_packed"
 CHUNK = 1 << 22
 """Logits held at once."""
 NEVER = -1e30
@@ -28,41 +28,6 @@ NEVER = -1e30
 LOUD = 200.0
 """A logit that no soft-capping leaves as it is."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-def packed_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    lengths: list[int] | None = None,
-    sliding_window: int | None = None,
-    **extra: Any,
-) -> tuple[Tensor, None]:
-    """Causal attention within each sequence: query `[1, heads, T, D]`, key and value `[1, kv_heads, T, D]`."""
-    for name in ("softcap", "s_aux", "position_bias"):
-        if extra.get(name) is not None:
-            raise ConfigError(f"{type(module).__name__} wants {name!r} in attention, which packed attention has not")
-    parts = [query.shape[2]] if lengths is None else lengths
-    out = [
-        _causal(q, k, v, scaling, sliding_window)
-        for q, k, v in zip(*(torch.split(x, parts, 2) for x in (query, key, value)), strict=True)
-    ]
-    return (out[0] if len(out) == 1 else torch.cat(out, 2)).transpose(1, 2), None
-
-
-def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None) -> Tensor:
-    n, grouped = query.shape[2], query.shape[1] != key.shape[1]
-    if window is None or n <= window:
-        return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
-    place = torch.arange(n, device=query.device)
-    back = place[:, None] - place[None, :]
-    seen = (back >= 0) & (back < window)
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=seen, scale=scaling, enable_gqa=grouped)
 
 
 class TokenLogprobs(torch.autograd.Function):
@@ -179,7 +144,8 @@ class Policy(nn.Module):
     def hidden(self, tokens: Tensor, positions: Tensor, lengths: list[int]) -> Tensor:
         """The last hidden states `[T, H]`."""
         backbone = cast(Any, self.model).base_model
-        out = backbone(input_ids=tokens[None], position_ids=positions[None], use_cache=False, lengths=lengths)
+        layout = lay_out(lengths, tokens.device)
+        out = backbone(input_ids=tokens[None], position_ids=positions[None], use_cache=False, layout=layout)
         return cast(Tensor, out.last_hidden_state[0])
 
     @property

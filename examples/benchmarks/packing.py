@@ -39,8 +39,9 @@ from agentrl.conductor.feed import Batch as Fed  # noqa: E402
 from agentrl.conductor.feed import manifest as describe  # noqa: E402
 from agentrl.testing.tiny import make_tiny_model  # noqa: E402
 from agentrl.train import algorithm, batch, experience, manifest, plan  # noqa: E402
+from agentrl.train.attention import ATTENTION  # noqa: E402
 from agentrl.train.deepspeed import Backend  # noqa: E402
-from agentrl.train.model import ATTENTION, Policy  # noqa: E402
+from agentrl.train.model import Policy  # noqa: E402
 from agentrl.train.options import AlgorithmOptions, Dtype, TrainOptions  # noqa: E402
 from agentrl.types import (  # noqa: E402
     Context,

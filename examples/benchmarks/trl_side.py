@@ -6,6 +6,7 @@ history, as its tool loop does.
 
 import argparse
 import json
+import re
 import time
 
 import torch
@@ -14,29 +15,32 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 
-def early(text: str) -> float:
-    """The share of the letters a to m; the same as in vs_trl.py."""
+def early(text: str, odd: str) -> float:
+    """The share of the letters a to m, what matches `odd` being one other letter; the same as in vs_trl.py."""
+    text = re.sub(odd, "-", text)
     return sum(c.lower() in "abcdefghijklm" for c in text) / max(len(text), 1)
 
 
-def reward(completions: list, **_: object) -> list[float]:
-    """Of the first answer, or of all that was said in an episode."""
-    return [early(c if isinstance(c, str) else "".join(m["content"] or "" for m in c)) for c in completions]
+def rewarding(odd: str):
+    """The reward of the first answer, or of all that was said in an episode."""
+
+    def reward(completions: list, **_: object) -> list[float]:
+        said = (c if isinstance(c, str) else "".join(m["content"] or "" for m in c) for c in completions)
+        return [early(text, odd) for text in said]
+
+    return reward
 
 
 class Clock(TrainerCallback):
-    """When each step began and ended, in seconds and in CPU seconds, and its mean reward."""
+    """When each step ended, in Unix seconds and in CPU seconds, and its mean reward."""
 
     def __init__(self, enough: float) -> None:
-        self.begun, self.enough = time.perf_counter(), enough
+        self.enough = enough
         self.marks: list[tuple[float, float]] = []
         self.rewards: list[float] = []
 
-    def on_train_begin(self, args: object, state: object, control: object, **_: object) -> None:
-        self.begun = time.perf_counter()
-
     def on_step_end(self, args: object, state: object, control: object, **_: object) -> None:
-        self.marks.append((time.perf_counter() - self.begun, time.process_time()))
+        self.marks.append((time.time(), time.process_time()))
 
     def on_log(self, args: object, state: object, control: object, logs: dict | None = None, **_: object) -> None:
         if logs and "reward" in logs:
@@ -80,6 +84,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=1)
     parser.add_argument("--words", type=int, default=32)
     parser.add_argument("--told", default="")
+    parser.add_argument("--odd", required=True)
     parser.add_argument("--out", required=True)
     options = parser.parse_args()
     parts = 64 // options.at_once
@@ -110,7 +115,7 @@ def main() -> None:
     clock = Clock(options.enough)
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32),
-        reward_funcs=reward,
+        reward_funcs=rewarding(options.odd),
         args=config,
         train_dataset=Dataset.from_list(topics),
         processing_class=AutoTokenizer.from_pretrained(options.model),

@@ -12,7 +12,8 @@ same rate, with AdamW (0.9, 0.95), without a reference.
     step_ratio             their seconds a step / ours in steady state, SmolLM2-135M
     cpu_ratio              the same of CPU seconds, over all processes of a side
     step_ratio_tiny        as `step_ratio`, the tiny model
-    time_to_reward_ratio   their seconds from the first prompt to a mean reward of 0.9 over three steps / ours, tiny
+    time_to_reward_ratio   their seconds from the start of the process, imports and all, to a mean reward of 0.9 over three
+                           steps / ours, tiny
     ratio_multiturn        as `step_ratio`, five turns of 16 tokens with a tool's 120 tokens after each, tiny
 
 The last line is JSON.
@@ -30,7 +31,6 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,7 +39,7 @@ import psutil  # type: ignore[import-untyped]
 from agentrl.agent import Agent
 from agentrl.env import Env
 from agentrl.monitor.metrics import read_metrics
-from agentrl.testing.tiny import make_tiny_model
+from agentrl.testing.tiny import CALCULATOR, FORMAT, SPECIAL, make_tiny_model
 from agentrl.types import Info, Message, Row, Step
 
 TRL = "trl==1.16.0"
@@ -47,6 +47,9 @@ HOME = Path(__file__).resolve().parents[2] / ".cache" / "trl"
 FIRST = 2
 """Steps before the clock starts."""
 WORDS, TURNS, TURN_WORDS = 32, 5, 16
+ODD = "|".join(map(re.escape, (*SPECIAL, *FORMAT, *CALCULATOR)))
+"""The tiny model's long tokens, each read as one other letter: one of them that has many letters would be a summit of
+its own, and the way down from there is luck."""
 TOLD = "The tool has looked it up and says the following, please go on with it: " + "lorem ipsum " * 4
 CONFIG = f"""
 name = "NAME"
@@ -95,7 +98,8 @@ class Early(Env):
         """The tool's words, until the last turn."""
         self.said += action.get("content") or ""
         self.turns -= 1
-        reward = sum(c.lower() in "abcdefghijklm" for c in self.said) / max(len(self.said), 1)
+        said = re.sub(ODD, "-", self.said)
+        reward = sum(c.lower() in "abcdefghijklm" for c in said) / max(len(said), 1)
         over = self.turns == 0
         return Step([{"role": "user", "content": TOLD}], reward if over else 0.0, over, False, {})
 
@@ -116,7 +120,7 @@ class Brief(Agent):
 
 
 class Side(NamedTuple):
-    """Seconds and CPU seconds at the end of each step, counted from the first prompt; and mean rewards."""
+    """Seconds since the process was started and CPU seconds, at the end of each step; and mean rewards."""
 
     marks: list[tuple[float, float]]
     rewards: list[float]
@@ -154,15 +158,16 @@ def trl_python() -> Path:
 def theirs(model: Path, work: Path, **settings: object) -> Side:
     """TRL's run."""
     command = [str(trl_python()), str(Path(__file__).with_name("trl_side.py")), "--model", str(model)]
-    command += ["--out", str(work / "trl")]
+    command += ["--out", str(work / "trl"), "--odd", ODD]
     for name, value in settings.items():
         command += [f"--{name.replace('_', '-')}", str(value)]
     threads = {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2", "TRL_EXPERIMENTAL_SILENCE": "1"}
+    begun = time.time()
     done = subprocess.run(command, env={**os.environ, **threads}, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"TRL ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
     found = json.loads(done.stdout.splitlines()[-1])
-    return Side([(m[0], m[1]) for m in found["marks"]], found["rewards"])
+    return Side([(at - begun, cpu) for at, cpu in found["marks"]], found["rewards"])
 
 
 def ours(name: str, model: Path, work: Path, overrides: Sequence[str], enough: float = 2.0) -> Side:
@@ -172,6 +177,7 @@ def ours(name: str, model: Path, work: Path, overrides: Sequence[str], enough: f
     command = [sys.executable, "-m", "agentrl.cli", "train", str(config), *overrides]
     folder = work / "runs" / name
     cpu: list[float] = []
+    begun = time.time()
     with (work / f"{name}.log").open("w") as log:
         run = subprocess.Popen(
             command, cwd=work, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=log, stderr=subprocess.STDOUT
@@ -190,7 +196,6 @@ def ours(name: str, model: Path, work: Path, overrides: Sequence[str], enough: f
     lines = steps_of(folder)
     if run.returncode and not (enough <= 1 and lines):
         raise SystemExit(f"our run ended with {run.returncode}:\n{(work / f'{name}.log').read_text()[-4000:]}")
-    begun = serving_since(folder / "logs" / "conductor.log")
     marks = [(line["time"] - begun, spent) for line, spent in zip(lines, cpu, strict=False)]
     return Side(marks, [line["reward/mean"] for line in lines])
 
@@ -211,14 +216,6 @@ def cpu_seconds(process: psutil.Process) -> float:
             continue
         total += times.user + times.system
     return total
-
-
-def serving_since(log: Path) -> float:
-    """When the first prompt could be asked, Unix seconds."""
-    found = re.search(r"^(\S+ \S+),(\d+) .*rollouts start", log.read_text(), re.MULTILINE)
-    if found is None:
-        raise SystemExit(f"{log} does not say when rollouts started")
-    return datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S").timestamp() + int(found[2]) / 1000
 
 
 def train(steps: int, lr: float, *more: str) -> list[str]:

@@ -21,7 +21,6 @@ from agentrl.train.model import (
     check_exact,
     load_policy,
     longest_sequence,
-    packed_attention,
 )
 from agentrl.train.options import AlgorithmOptions
 from agentrl.train.plan import Item
@@ -155,24 +154,6 @@ def test_a_dummy_touches_every_weight_and_changes_none(tiny: Path) -> None:
     for name, parameter in policy.named_parameters():
         assert parameter.grad is not None, name
         assert float(parameter.grad.abs().max()) == 0, name
-
-
-def test_sliding_window() -> None:
-    torch.manual_seed(0)
-    q, k, v = torch.randn(1, 4, 11, 8), torch.randn(1, 2, 11, 8), torch.randn(1, 2, 11, 8)
-    found, _ = packed_attention(torch.nn.Identity(), q, k, v, None, lengths=[3, 8], sliding_window=4)
-    for start, end in ((0, 3), (3, 11)):
-        for at in range(start, end):
-            low = max(start, at - 3)
-            keys, values = (x[:, :, low : at + 1].repeat_interleave(2, 1) for x in (k, v))
-            weights = (q[:, :, at : at + 1] @ keys.transpose(2, 3) / 8**0.5).softmax(-1)
-            torch.testing.assert_close(found[:, at], (weights @ values)[:, :, 0], atol=1e-5, rtol=1e-5)
-
-
-def test_what_packed_attention_lacks_is_refused() -> None:
-    x = torch.randn(1, 2, 3, 4)
-    with pytest.raises(ConfigError, match="softcap"):
-        packed_attention(torch.nn.Identity(), x, x, x, None, lengths=[3], softcap=30.0)
 
 
 @pytest.mark.parametrize("cap", [None, 30.0])
