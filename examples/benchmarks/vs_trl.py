@@ -12,8 +12,8 @@ same rate, with AdamW (0.9, 0.95), without a reference.
     step_ratio             their seconds a step / ours in steady state, SmolLM2-135M
     cpu_ratio              the same of CPU seconds, over all processes of a side
     step_ratio_tiny        as `step_ratio`, the tiny model
-    time_to_reward_ratio   their seconds from the start of the process, imports and all, to a mean reward of 0.9 over three
-                           steps / ours, tiny
+    time_to_reward_ratio   their seconds from the start of the process, imports and all, to a mean reward of 0.9 over
+                           three steps / ours, tiny
     ratio_multiturn        as `step_ratio`, five turns of 16 tokens with a tool's 120 tokens after each, tiny
 
 The last line is JSON.
