@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from agentrl.child import RANK_LOGS_VARIABLE, die_with_parent
 from agentrl.errors import AgentRLError, ConfigError
+from agentrl.process import keep_freed_memory
 from agentrl.train.feed import Phases
 from agentrl.train.options import TrainerJob
 
@@ -47,6 +48,8 @@ def run(job: TrainerJob, token: str, phases: Phases) -> str:
 
     if job.train.offload_optimizer and not torch.cuda.is_available():
         raise ConfigError("train.offload_optimizer has no effect without a GPU: all is in the host's memory: remove it")
+    if not torch.cuda.is_available():
+        keep_freed_memory()
     stop = Stop()
     stop.listen()
     chosen = algorithm.load(job.algorithm)

@@ -20,7 +20,7 @@ from agentrl.engine.embedded.scheduler import Scheduler
 from agentrl.engine.embedded.sequence import Decode
 from agentrl.engine.embedded.shape import read_shape, rope_tables
 from agentrl.errors import ConfigError
-from agentrl.process import collect_seldom
+from agentrl.process import collect_seldom, keep_freed_memory
 from agentrl.types import Version
 
 _SWITCH_SECONDS = 0.0005
@@ -109,6 +109,7 @@ def main() -> int:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     sys.setswitchinterval(_SWITCH_SECONDS)
+    keep_freed_memory()
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[args.dtype]
     try:
         app = build(
