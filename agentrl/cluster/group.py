@@ -15,7 +15,7 @@ from agentrl.cluster.protocol import Source, TrainerTask
 from agentrl.conductor.cause import Death, is_consequence
 from agentrl.conductor.feed import CommitRequest, Phase
 from agentrl.conductor.publish import WeightsLost
-from agentrl.conductor.trainer import START_SECONDS, Heartbeat, Heartbeats
+from agentrl.conductor.trainer import STILL_SECONDS, Heartbeat, Heartbeats
 from agentrl.conductor.watchdog import Wait
 from agentrl.errors import EngineError, RunError
 from agentrl.train import checkpoint
@@ -39,13 +39,19 @@ class RemoteGroup:
     """
 
     def __init__(
-        self, job: TrainerJob, token: str, hub: Hub, *, silent_seconds: float, keep_log: Callable[[str], Path]
+        self,
+        job: TrainerJob,
+        token: str,
+        hub: Hub,
+        *,
+        silent_seconds: float,
+        keep_log: Callable[[str], Path],
+        still_seconds: float = STILL_SECONDS,
     ) -> None:
         self.job, self._token, self._hub = job, token, hub
-        self._silent_seconds = silent_seconds
         self._keep_log = keep_log
         self._parts: list[_Part] = []
-        self._beats = Heartbeats()
+        self._beats = Heartbeats(job.train.ranks, silent_seconds, still_seconds)
         self._began = time.monotonic()
         self._clean = False
         self._over = False
@@ -82,8 +88,10 @@ class RemoteGroup:
                 return None
             if any(ends):
                 return await self._cause()
-            if silent := self._beats.silent(self._silent_seconds, START_SECONDS):
-                return Death(1, f"{silent}; the group was ended", own=False)
+            if any(map(_prepares, self._parts)):
+                self._beats.start()  # a host may fetch a large model for long, which it bounds by itself
+            elif hangs := self._beats.hangs():
+                return Death(1, f"{hangs}; the group was ended", own=False)
             await asyncio.sleep(_POLL)
 
     async def stop(self) -> None:
@@ -243,6 +251,12 @@ class RemoteGroup:
 
     def _all_ended(self) -> bool:
         return all(self._end_of(part) is not None for part in self._parts)
+
+
+def _prepares(part: _Part) -> bool:
+    """Whether the host has not started its ranks yet."""
+    beat = part.member.beat
+    return beat.generation != part.generation or beat.state == "preparing"
 
 
 def _fresh(folder: Path) -> None:

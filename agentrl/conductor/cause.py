@@ -146,6 +146,7 @@ def remedy(text: str, memory: str) -> str:
         r"SIGKILL": f"the kernel may have ended it for memory (dmesg tells): then {memory}",
         r"No module named": f"install what is missing for {sys.executable}",
         r"No space left|File too large|Disk quota": "free some space, or set run_dir to another disk",
+        r"stood still|RanksDoNotMeet": "see that all hosts reach each other at all ports",
         r"[Tt]imed out": "raise train.collective_timeout if a pass is that slow; else see which rank did not come",
     }
     return next((what for kind, what in advice.items() if re.search(kind, first)), "mend the cause")

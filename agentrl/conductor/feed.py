@@ -1,8 +1,7 @@
 """The conductor's side of the feed: what the trainer's ranks ask for and what they report, over loopback HTTP.
 
 The wire is described in docs/architecture.md. What a batch is made of is the business of a `BatchSource`: the pool for
-reinforcement learning, rendered conversations for supervised fine-tuning. What a report means is the business of
-`TrainerEvents`, which the run implements.
+reinforcement learning, rendered conversations for supervised fine-tuning; what a report means, of `TrainerEvents`.
 """
 
 from __future__ import annotations
@@ -96,12 +95,14 @@ class _Permit(BaseModel):
 
 
 class Phase(BaseModel):
-    """A heartbeat: what a rank is doing."""
+    """A heartbeat: what a rank is doing, and for how many seconds it has stood still, waiting, at `where`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     rank: int
     phase: str
     step: int
+    still: float = 0.0
+    where: str = ""
 
 
 class _TakeRequest(BaseModel):

@@ -17,7 +17,9 @@ from agentrl.conductor.watchdog import Wait
 from agentrl.train.options import TrainerJob
 
 START_SECONDS = 300.0
-"""Until the first heartbeat: torch, DeepSpeed and the model are loaded before it."""
+"""Until the first heartbeat of every rank, counted from when its process is started."""
+STILL_SECONDS = 30.0
+"""So long may all ranks of a group stand still while they load; one that reads or computes keeps the others waiting."""
 
 
 class Heartbeat(NamedTuple):
@@ -27,6 +29,8 @@ class Heartbeat(NamedTuple):
     step: int
     since: float
     heard: float
+    still: float = 0.0
+    where: str = ""
 
 
 class Group(Protocol):
@@ -57,8 +61,9 @@ class Group(Protocol):
 class Heartbeats:
     """What the ranks of a group said last."""
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: int, silent_seconds: float, still_seconds: float = STILL_SECONDS) -> None:
         self.last: dict[int, Heartbeat] = {}
+        self._ranks, self._silent_seconds, self._still_seconds = ranks, silent_seconds, still_seconds
         self._started = time.monotonic()
 
     def start(self) -> None:
@@ -71,7 +76,7 @@ class Heartbeats:
         last = self.last.get(phase.rank)
         same = last is not None and (last.phase, last.step) == (phase.phase, phase.step)
         since = last.since if last is not None and same else now
-        self.last[phase.rank] = Heartbeat(phase.phase, phase.step, since, now)
+        self.last[phase.rank] = Heartbeat(phase.phase, phase.step, since, now, phase.still, phase.where)
 
     def waits(self) -> Sequence[Wait]:
         """For the watchdog."""
@@ -83,27 +88,54 @@ class Heartbeats:
             for rank, b in sorted(self.last.items())
         ]
 
-    def silent(self, seconds: float, start_seconds: float) -> str | None:
-        """Which rank is silent, and where."""
+    def hangs(self, start_seconds: float = START_SECONDS) -> str | None:
+        """Which rank says nothing, and where it was last; or that all stand still. None while the group gets on."""
         now = time.monotonic()
-        if not self.last and now - self._started > start_seconds:
-            return f"the trainer gave no sign of life within {start_seconds:.0f} s of its start"
+        if now - self._started > start_seconds and (missing := sorted(set(range(self._ranks)) - set(self.last))):
+            who = "the trainer" if len(missing) == self._ranks else f"trainer rank {missing[0]} of {self._ranks}"
+            return f"{who} gave no sign of life within {start_seconds:.0f} s of its start"
         for rank, beat in self.last.items():
-            if now - beat.heard > seconds:
-                return f"trainer rank {rank} has been silent for {seconds:.0f} s in {beat.phase!r} of step {beat.step}"
-        return None
+            if now - beat.heard > self._silent_seconds:
+                silent = f"{self._silent_seconds:.0f} s in {beat.phase!r} of step {beat.step}"
+                return f"trainer rank {rank} has been silent for {silent}"
+        return self._all_stand()
+
+    def _all_stand(self) -> str | None:
+        """Whether no rank can ever get through its load: each waits for another one.
+
+        Only then: in other phases ranks wait for the conductor. One rank's load is its own affair.
+        """
+        beats = sorted(self.last.items())
+        if self._ranks == 1 or len(beats) < self._ranks or any(beat.phase != "load" for _, beat in beats):
+            return None
+        still = min(beat.still for _, beat in beats)
+        if still < self._still_seconds:
+            return None
+        places = "; ".join(f"rank {rank} in {beat.where}" for rank, beat in beats[:4])
+        return (
+            f"all {self._ranks} trainer ranks have stood still in 'load' for {still:.0f} s, reading and computing "
+            f"nothing: each waits for another ({places}{'; …' if len(beats) > 4 else ''})"
+        )
 
 
 class TrainerGroup:
     """One start of the trainer on this machine: `ranks` processes under torchrun."""
 
-    def __init__(self, job: TrainerJob, path: Path, log: Path, token: str, *, silent_seconds: float = 90.0) -> None:
+    def __init__(
+        self,
+        job: TrainerJob,
+        path: Path,
+        log: Path,
+        token: str,
+        *,
+        silent_seconds: float = 90.0,
+        still_seconds: float = STILL_SECONDS,
+    ) -> None:
         """Ranks beat every 5 s, also within a long step; one that is silent for `silent_seconds` hangs."""
         write_atomically(path, job.model_dump_json(indent=1, exclude_unset=True))
         self.job = job
-        self._silent_seconds = silent_seconds
-        self._beats = Heartbeats()
         ranks = job.train.ranks
+        self._beats = Heartbeats(ranks, silent_seconds, still_seconds)
         # Under torchrun `log` is torchrun's own, and each rank has one beside it.
         logs = [rank_log(log.parent, rank) for rank in range(ranks if ranks > 1 else 0)]
         self._rank_logs = [(path, path.stat().st_size if path.exists() else 0) for path in logs]
@@ -139,11 +171,11 @@ class TrainerGroup:
         await self.child.stop()
 
     async def ended(self) -> Death | None:
-        """Wait for the end: None for a clean one. A silent rank is killed with its group."""
+        """Wait for the end: None for a clean one. A rank that hangs is killed with its group."""
         while (code := self.child.poll()) is None:
-            if silent := self._beats.silent(self._silent_seconds, START_SECONDS):
+            if hangs := self._beats.hangs():
                 self.child.kill()
-                return Death(await self.child.wait(), f"{silent}; the group was killed", own=False)
+                return Death(await self.child.wait(), f"{hangs}; the group was killed", own=False)
             await asyncio.sleep(0.1)
         return None if code == 0 else self._death(code)
 

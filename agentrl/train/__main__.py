@@ -9,7 +9,6 @@ import gc
 import os
 import socket
 import sys
-import time
 import traceback
 import warnings
 from pathlib import Path
@@ -19,6 +18,7 @@ from pydantic import ValidationError
 from agentrl.child import RANK_LOGS_VARIABLE, die_with_parent
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.process import keep_freed_memory
+from agentrl.train.bound import say_failed
 from agentrl.train.feed import Phases
 from agentrl.train.options import TrainerJob
 
@@ -107,13 +107,6 @@ def own_log() -> None:
         os.close(file)
 
 
-def say_failed(error: BaseException) -> None:
-    """One line with its time: of several ranks the conductor names the one that failed first."""
-    text = (str(error).strip() or "no words").splitlines()[0]
-    rank = os.environ.get("RANK", "0")
-    print(f"agentrl.train: rank {rank} failed at {time.time():.3f}: {type(error).__name__}: {text}", file=sys.stderr)
-
-
 def main() -> int:
     """The exit code."""
     die_with_parent()
@@ -123,7 +116,7 @@ def main() -> int:
         if not token:
             raise ConfigError("$AGENTRL_TOKEN is not set: the conductor passes the feed's token in it")
     except ConfigError as error:
-        say_failed(error)
+        say_failed(type(error).__name__, str(error))
         print(f"agentrl.train: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
     # From here on: a rank that hangs or is stopped while torch loads is missed too.
@@ -137,7 +130,7 @@ def main() -> int:
         # `record` puts the cause into torchrun's own summary, which is the last thing in the log.
         reason = record(run)(job, token, phases)
     except BaseException as error:
-        say_failed(error)
+        say_failed(type(error).__name__, str(error))
         traceback.print_exc()
         if isinstance(error, AgentRLError):
             print(f"agentrl.train: {type(error).__name__}: {error}", file=sys.stderr)

@@ -16,9 +16,11 @@ import deepspeed
 import deepspeed.ops
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.zero.partition_parameters import is_zero_param
 from deepspeed.utils import (
+    groups,
     safe_get_local_fp32_param,
     safe_get_local_optimizer_state,
     safe_set_local_fp32_param,
@@ -32,13 +34,17 @@ from agentrl.train import adapt, shards
 from agentrl.train.adapt import choose_trained, sources
 from agentrl.train.algorithm import Largest, Mean, Metrics, Output
 from agentrl.train.batch import Batch
+from agentrl.train.bound import ended_after
 from agentrl.train.export import Shape, buckets
+from agentrl.train.meeting import MEET_SECONDS, apart, gather
 from agentrl.train.model import DTYPES, Policy, check_exact, load_policy, longest_sequence, read_config
 from agentrl.train.options import TrainOptions
 
 Loss = Callable[[Batch, Output], tuple[Tensor, Metrics]]
 GATHER_BYTES = 256 << 20
 """Weights gathered at once for a hand-over; a single larger tensor comes alone."""
+LOAD_SECONDS = 1800.0
+"""How long a rank may wait for one that reads a large model; a load in which nothing moves is ended long before."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
@@ -99,6 +105,8 @@ class Backend:
         self._sources = sources(policy.model)
         self.shapes = tuple(Shape(n, tuple(s.weight.ds_shape), s.weight.dtype) for n, s in self._sources.items())
         check_exact(policy, int(read_config(folder)["vocab_size"]), self.device)
+        dist.barrier()  # whoever has loaded waits here, and not in a later phase, where a rank may wait for long
+        _limit(options.collective_timeout)
 
     # ---- passes --------------------------------------------------------------------------------------------------
 
@@ -290,10 +298,31 @@ def _join_group(timeout: float) -> torch.device:
     else:
         # Its shared-memory collectives compile for more than a minute, and wait for ever on a stale lock file.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed(
-        "nccl" if cuda else "gloo", timeout=datetime.timedelta(seconds=timeout), verbose=False, auto_mpi_discovery=False
-    )
+    if not dist.is_initialized():
+        _meet(device, datetime.timedelta(seconds=timeout))
+    _limit(max(timeout, LOAD_SECONDS))
     return device
+
+
+def _meet(device: torch.device, limit: datetime.timedelta) -> None:
+    """Have the ranks find each other, in all groups that are to come, before anything takes long."""
+    world = int(os.environ["WORLD_SIZE"])
+    gathered = gather(world)
+    with ended_after(MEET_SECONDS, apart(world, MEET_SECONDS)):
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        deepspeed.init_distributed(backend, timeout=limit, verbose=False, auto_mpi_discovery=False)
+        # ZeRO's collectives go over a copy of the group, which it would make within the load.
+        copy = groups._clone_world_group()
+        for group in (None, copy):
+            dist.all_reduce(torch.zeros(1, device=device), group=group)
+        get_accelerator().synchronize()
+    del gathered  # it kept the store until the group had its own
+
+
+def _limit(seconds: float) -> None:
+    """How long any collective may take from now on."""
+    for group in c10d._world.pg_map:
+        c10d._set_pg_timeout(datetime.timedelta(seconds=seconds), group)
 
 
 def _config(options: TrainOptions, world: int) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from agentrl.errors import RunError
+from agentrl.train.still import Stillness
 from agentrl.types import Group, Version
 from agentrl.wire import decode_group
 
@@ -133,9 +134,9 @@ class Feed:
             patient.close()
         return str(orjson.loads(answer)["path"])
 
-    def phase(self, rank: int, phase: str, step: int) -> None:
-        """A heartbeat."""
-        self._post("/phase", {"rank": rank, "phase": phase, "step": step})
+    def phase(self, rank: int, phase: str, step: int, still: float = 0.0, where: str = "") -> None:
+        """A heartbeat; `still` is for how many seconds this rank has not moved from `where`."""
+        self._post("/phase", {"rank": rank, "phase": phase, "step": step, "still": still, "where": where[:300]})
 
     def close(self) -> None:
         """Drop the connection."""
@@ -187,13 +188,15 @@ class Feed:
 class Phases:
     """Says what this rank is doing, at every change and every 5 s, and counts the seconds of each phase.
 
-    The beats come from a thread with its own connection: they go on while a collective or a disk blocks the loop.
+    The beats come from a thread with its own connection: they go on while a collective or a disk blocks the loop. They
+    also say for how long the thread that made this has stood still.
     """
 
     def __init__(self, url: str, token: str, rank: int) -> None:
         self.seconds: dict[str, float] = {}
         self._feed, self._rank = Feed(url, token), rank
         self._now = ("start", 0)
+        self._stillness = Stillness(threading.current_thread())
         self._changed, self._ended = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._thread.start()
@@ -223,7 +226,7 @@ class Phases:
             self._changed.clear()
             name, step = self._now
             try:
-                self._feed.phase(self._rank, name, step)
+                self._feed.phase(self._rank, name, step, *self._stillness.look())
             except RunError:
                 # The loop's own calls find out and end the rank with the cause; a missed beat is not one.
                 pass

@@ -16,8 +16,9 @@ from agentrl.cluster.files import Handler, Shelf, TransferFailed, open_http
 from agentrl.cluster.group import RemoteGroup
 from agentrl.cluster.hub import Hub
 from agentrl.cluster.options import ClusterOptions
-from agentrl.cluster.protocol import Join
-from agentrl.conductor.feed import CommitRequest
+from agentrl.cluster.protocol import Join, State
+from agentrl.conductor.cause import Death
+from agentrl.conductor.feed import CommitRequest, Phase
 from agentrl.conductor.publish import WeightsLost
 from agentrl.train.options import AlgorithmOptions, TrainerJob, TrainOptions
 
@@ -54,7 +55,7 @@ async def test_nobody_waits_for_a_host_that_is_gone() -> None:
 
 @pytest.mark.parametrize("how", ["lost", "stopped"])
 async def test_a_checkpoint_of_a_group_that_is_over_is_not_made_whole(how: str, silent: str, tmp_path: Path) -> None:
-    async with _group(silent, tmp_path) as (hub, group, lead):
+    async with _group(silent, tmp_path) as (hub, group, lead, _):
         asked = CommitRequest(step=3, version="1.3", content={}, keep=1)
         commit = asyncio.ensure_future(group.commit(asked, tmp_path / "c"))
         await asyncio.sleep(0.1)
@@ -89,7 +90,7 @@ async def test_weights_are_passed_over_only_with_the_group_that_made_them(how: s
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    async with _group(f"http://127.0.0.1:{runner.addresses[0][1]}", tmp_path) as (hub, group, lead):
+    async with _group(f"http://127.0.0.1:{runner.addresses[0][1]}", tmp_path) as (hub, group, lead, _):
         coming = asyncio.ensure_future(group.fetch_weights("weights-1.7", tmp_path / "here"))
         if how == "broken once":
             assert list(await asyncio.wait_for(coming, 20)) == ["model.safetensors"]
@@ -107,20 +108,40 @@ async def test_weights_are_passed_over_only_with_the_group_that_made_them(how: s
     await runner.cleanup()
 
 
+@pytest.mark.parametrize("state", ["preparing", "running"])
+async def test_a_group_whose_ranks_wait_for_each_other_ends(state: State, tmp_path: Path) -> None:
+    """But not for what is heard while a host still fetches its model, however long that takes."""
+    async with _group("http://127.0.0.1:9", tmp_path, ranks=2) as (_, group, lead, ended):
+        assert lead.task is not None
+        lead.beat = lead.beat.model_copy(update={"generation": lead.task.generation, "state": state})
+        for rank in range(2):
+            group.heard(Phase(rank=rank, phase="load", step=0, still=31.0 + rank, where=f"wait (place.py:{rank})"))
+        if state == "preparing":
+            await asyncio.sleep(0.5)
+            assert not ended.done()
+        else:
+            death = await asyncio.wait_for(ended, 5)
+            assert death is not None
+            assert not death.own
+            assert death.text.startswith("all 2 trainer ranks have stood still in 'load' for 31 s")
+
+
 @asynccontextmanager
-async def _group(address: str, place: Path) -> AsyncIterator[tuple[Hub, RemoteGroup, Member]]:
-    """A group of one rank on a host that only serves what the test says."""
+async def _group(
+    address: str, place: Path, ranks: int = 1
+) -> AsyncIterator[tuple[Hub, RemoteGroup, Member, asyncio.Future[Death | None]]]:
+    """A group on a host that only serves what the test says."""
     hub = Hub(ClusterOptions(kind="external", port=0, lost_seconds=2.0), TOKEN, run="r", note=print)
     await hub.start({})
     join = {"role": "trainer", "address": address, "host": "127.0.0.1", "name": "x", "version": __version__}
     async with open_http(TOKEN) as http:
-        async with http.post(f"{hub.url}/cluster/join", json=join) as response:
+        async with http.post(f"{hub.url}/cluster/join", json={**join, "slots": ranks}) as response:
             joined = await response.json()
         beat = {"lease": joined["lease"], "port": 1}
         async with http.post(f"http://127.0.0.1:{joined['beats']}/beat", json=beat) as response:
             assert response.status == 200
     job = TrainerJob(
-        run="r", train=TrainOptions(), algorithm=AlgorithmOptions(), model_dir=place / "model", feed_url="http://x",
+        run="r", train=TrainOptions(ranks=ranks), algorithm=AlgorithmOptions(), model_dir=place / "model", feed_url="http://x",
         weights_dir=place / "w", checkpoints_dir=place / "c",
     )  # fmt: skip
     group = RemoteGroup(job, "token", hub, silent_seconds=60.0, keep_log=lambda text: place)
@@ -128,7 +149,7 @@ async def _group(address: str, place: Path) -> AsyncIterator[tuple[Hub, RemoteGr
     while group.lead is None:  # noqa: ASYNC110
         await asyncio.sleep(0.02)
     lead = group.lead
-    yield hub, group, lead
+    yield hub, group, lead, ended
     ended.cancel()
     hub.lose(lead, "the test is over")  # nobody says goodbye to a host that does not answer
     await hub.stop()
