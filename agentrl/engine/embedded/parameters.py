@@ -133,5 +133,5 @@ def checksums(weights: Weights) -> dict[str, str]:
 
 
 def _checksum(tensor: Tensor) -> str:
-    data = tensor.contiguous().view(torch.uint8).cpu().numpy().tobytes()
+    data = tensor.contiguous().flatten().view(torch.uint8).cpu().numpy().data
     return hashlib.blake2b(data, digest_size=8).hexdigest()

@@ -26,6 +26,9 @@ from agentrl.types import Int32Array
 
 _PREFILL_SECONDS = 0.025
 """How long prefilling may hold up the running sequences, but for a single long prompt."""
+_FREE = 32
+"""So many tokens are packed in any case: a pass reads all weights, however few they are, and measured by passes of a
+few tokens a large model would seem too slow for more."""
 _SHARED = 16
 """A waiting prompt that shares at least so many more tokens with one about to be prefilled waits for it."""
 _LOOK_AHEAD = 64
@@ -170,7 +173,7 @@ class Scheduler:
 
     def _pack(self) -> list[Live]:
         """The next requests to prefill in one pass: as many tokens as fit the time, at least one request."""
-        limit = self._tokens_per_second * _PREFILL_SECONDS
+        limit = max(_FREE, self._tokens_per_second * _PREFILL_SECONDS)
         pack: list[Live] = []
         packed: set[int] = set()
         """Marks of the packed ones."""

@@ -107,6 +107,22 @@ def test_after_a_swap_the_first_goes_on_after_its_own_prefill(models: Models, mo
     assert all(live.changes == [("1.0", n)] for live, n in zip(lives, before, strict=True))
 
 
+def test_few_tokens_are_packed_on_a_slow_machine_too(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group whose prompt is in the cache waits for one pass, not for one a member: each has one token to prefill."""
+    app = build(models.folders[0], version=Version(1, 0), dtype=torch.float32, max_running=16, context_length=128)
+    engine = app.scheduler
+    monkeypatch.setattr(scheduler, "_PREFILL_SECONDS", 0.0)
+    prompt = np.full(30, 40, np.int32)
+    with torch.inference_mode():
+        for i in range(9):
+            engine.add(Live(str(i), prompt, 100, Rule(seed=i), frozenset(), (), lambda *_: None))
+        engine._prefill()
+        assert (engine.running, engine.waiting) == (1, 8)
+        engine._prefill()
+    assert (engine.running, engine.waiting) == (9, 0)
+    assert engine.counters.prefilled_tokens == 30 + 8
+
+
 @embedded_only
 async def test_a_group_prompt_is_prefilled_once(client: EngineClient) -> None:
     before = await client.counters()
