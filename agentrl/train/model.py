@@ -7,6 +7,7 @@ log-probs and entropies of chosen tokens in chunks, so that no `[T, V]` tensor i
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,8 +22,10 @@ from agentrl.train.algorithm import Output
 from agentrl.train.attention import ATTENTION, lay_out, packed_attention
 from agentrl.train.batch import Batch
 
-CHUNK = 1 << 22
-"""Logits held at once."""
+CHUNK = 1 << 24
+"""Logits held at once: each chunk reads the whole output head, and adds to the whole of its gradient."""
+TILE = 1 << 18
+"""Logits that a CPU takes through all steps before the next ones: as many as its cache holds."""
 NEVER = -1e30
 """Log-prob of a token that a bias of -inf rules out: it adds 0 · NEVER = 0 to an entropy, where -inf would add NaN."""
 LOUD = 200.0
@@ -43,12 +46,13 @@ class TokenLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         """See the class."""
         logprobs, entropy, norms = (torch.empty(len(hidden), device=hidden.device) for _ in range(3))
-        for rows in _chunks(len(hidden), len(weight)):
-            logits = _logits(hidden[rows], weight, bias, temperature[rows])
-            norms[rows] = norm = logits.logsumexp(1)
-            log_probs = logits.sub_(norm[:, None])
-            logprobs[rows] = log_probs.gather(1, tokens[rows, None]).squeeze(1)
-            entropy[rows] = -(log_probs.exp().mul_(log_probs.clamp_(min=NEVER))).sum(1)
+        heat = _heat(temperature)
+        for rows in _chunks(len(hidden), CHUNK // len(weight)):
+            for part, logits in _tiles(rows, F.linear(hidden[rows], weight, bias).float(), heat):
+                norms[part] = norm = logits.logsumexp(1)
+                log_probs = logits.sub_(norm[:, None])
+                logprobs[part] = log_probs.gather(1, tokens[part, None]).squeeze(1)
+                entropy[part] = -(log_probs.exp().mul_(log_probs.clamp_(min=NEVER))).sum(1)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden, weight, bias, tokens, temperature, norms, entropy)
         return logprobs, entropy
@@ -62,17 +66,20 @@ class TokenLogprobs(torch.autograd.Function):
         # Summed in float32: in bf16 the chunks' parts of the weight's gradient would be rounded one by one.
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None else None
-        for rows in _chunks(len(hidden), len(weight)):
-            logits = _logits(hidden[rows], weight, bias, temperature[rows])
-            log_probs = logits.sub_(norms[rows, None]).clamp_(min=NEVER)
-            probs = log_probs.exp()
-            if grad_entropy is not None:
-                grad = -(log_probs.add_(entropy[rows, None])).mul_(probs).mul_(grad_entropy[rows, None])
-                grad.sub_(probs.mul_(grad_logprobs[rows, None]))
-            else:
-                grad = probs.mul_(-grad_logprobs[rows, None])
-            grad.scatter_add_(1, tokens[rows, None], grad_logprobs[rows, None])
-            grad.div_(temperature[rows, None])
+        heat = _heat(temperature)
+        for rows in _chunks(len(hidden), CHUNK // len(weight)):
+            grad = F.linear(hidden[rows], weight, bias).float()  # logits at first, tile by tile their gradient
+            for part, tile in _tiles(rows, grad, heat):
+                log_probs = tile.sub_(norms[part, None]).clamp_(min=NEVER)
+                probs = log_probs.exp()
+                if grad_entropy is not None:
+                    log_probs.add_(entropy[part, None]).mul_(probs).mul_(-grad_entropy[part, None])
+                    tile.sub_(probs.mul_(grad_logprobs[part, None]))
+                else:
+                    torch.mul(probs, -grad_logprobs[part, None], out=tile)
+                tile.scatter_add_(1, tokens[part, None], grad_logprobs[part, None])
+                if heat is not None:
+                    tile.div_(heat[part, None])
             narrow = grad.to(weight.dtype)
             if grad_hidden is not None:
                 grad_hidden[rows] = narrow @ weight
@@ -91,13 +98,22 @@ class TokenLogprobs(torch.autograd.Function):
         )
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: Tensor) -> Tensor:
-    return F.linear(hidden, weight, bias).float() / temperature[:, None]
-
-
-def _chunks(rows: int, width: int) -> list[slice]:
-    size = max(1, CHUNK // width)
+def _chunks(rows: int, size: int) -> list[slice]:
+    size = max(1, size)
     return [slice(at, min(at + size, rows)) for at in range(0, rows, size)]
+
+
+def _heat(temperature: Tensor) -> Tensor | None:
+    """None where all are 1, as far as that can be told without waiting for a GPU."""
+    return None if temperature.device.type == "cpu" and bool((temperature == 1).all()) else temperature
+
+
+def _tiles(rows: slice, logits: Tensor, heat: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
+    """The chunk's logits, at their temperatures, in parts of a few rows; whole on a GPU, where a call is dear."""
+    size = TILE // logits.shape[1] if logits.device.type == "cpu" else len(logits)
+    for at in _chunks(len(logits), size):
+        part = slice(rows.start + at.start, rows.start + at.stop)
+        yield part, logits[at] if heat is None else logits[at].div_(heat[part, None])
 
 
 class Head(nn.Linear):
