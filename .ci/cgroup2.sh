@@ -39,7 +39,7 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 { printf 'export PATH=%q HOME=%q OMP_NUM_THREADS=1; ' "$PATH" "$HOME"; printf '%q ' "$@"; } >"$scratch/job"
 TMPDIR=$scratch timeout -k 5 "${CGROUP2_SECONDS:-600}" "$kernel" mem=2000M uml_dir="$scratch/" root=/dev/root rootfstype=hostfs rootflags=/ ro quiet \
-  init="$PWD/.ci/cgroup2.sh" job="$scratch/job" top="$PWD" con=null con0=fd:0,fd:1 </dev/null 2>&1 | tee "$scratch/said"
+  init="$PWD/.ci/cgroup2.sh" job="$scratch/job" top="$PWD" con=null con0=fd:0,fd:1 </dev/null 2>&1 | tee "$scratch/said" || true # what the kernel said tells
 code=$(sed -n 's/^exit code \([0-9]*\)\r*$/\1/p' "$scratch/said" | tail -1)
-grep -q "^the kernel runs" "$scratch/said" || exit 125
+grep -q "^the kernel runs" "$scratch/said" || exit 125 # some processors have registers that it cannot handle
 exit "${code:-1}"
