@@ -25,12 +25,12 @@ train_limit = 64
 groups_per_step = 2
 samples = 4
 max_turns = 3
-max_tokens = 96
+max_tokens = 400
 filter_equal = false
 [eval]
 every = 0
 [train]
-steps = 7
+steps = 9
 lr = 1e-3
 checkpoint_every = 1
 keep_checkpoints = 99
@@ -46,7 +46,7 @@ keep_checkpoints = 99
     ],
 )
 def test_every_published_version_is_what_the_trainer_made(engine: str, weights: str, tmp_path: Path) -> None:
-    make_tiny_model(tmp_path / "model", layers=1, hidden=32, intermediate=32, max_length=256)
+    make_tiny_model(tmp_path / "model", layers=1, hidden=32, intermediate=32, max_length=768)
     (tmp_path / "run.toml").write_text(RUN)
     overrides = [f'engine.kind="{engine}"', f'train.weights="{weights}"']
     if engine == "sglang":
