@@ -37,6 +37,7 @@ class Stillness:
 
     def __init__(self, thread: threading.Thread, clock: Callable[[], float] = time.monotonic) -> None:
         self._thread, self._clock = thread, clock
+        self._before = _children()  # of whoever had this process before; one that is there to stay tells nothing
         self._last = self._look()[0]
 
     def look(self) -> tuple[float, str]:
@@ -48,7 +49,7 @@ class Stillness:
             or now.computed - last.computed > max(0.05, COMPUTES * elapsed)
             or now.moved_bytes - last.moved_bytes > BYTES
             or now.faults - last.faults > FAULTS
-            or _has_children()
+            or _children() - self._before
         ):
             self._last, elapsed = now, 0.0
         return elapsed, where
@@ -91,8 +92,9 @@ def _bytes_by_calls() -> int:
     return sum(int(line.partition(":")[2]) for line in lines if line.startswith(("rchar", "wchar")))
 
 
-def _has_children() -> bool:
+def _children() -> set[str]:
     try:
-        return any((task / "children").read_text() for task in Path(f"/proc/{os.getpid()}/task").iterdir())
+        tasks = [(task / "children").read_text() for task in Path(f"/proc/{os.getpid()}/task").iterdir()]
     except OSError:
-        return False
+        return set()
+    return {pid for text in tasks for pid in text.split()}

@@ -82,6 +82,15 @@ def test_a_process_with_a_child_gets_on(waiting: threading.Thread) -> None:
         compiler.communicate()
 
 
+def test_a_child_that_was_there_before_says_nothing(waiting: threading.Thread) -> None:
+    clock = Clock()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        stillness = Stillness(waiting, clock)
+        clock.now = 20.0
+        assert stillness.look()[0] == 20
+        child.communicate()
+
+
 def test_a_thread_that_computes_gets_on() -> None:
     over = threading.Event()
 
