@@ -97,35 +97,25 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, wi
     return F.scaled_dot_product_attention(query, key, value, attn_mask=seen, scale=scaling, enable_gqa=grouped)
 
 
-class _Spread(torch.autograd.Function):
-    """From the pack into the batches. Its gradient is a selection too: nothing of the loss rests on padding."""
+class _Select(torch.autograd.Function):
+    """Rows of `x` by number. Its gradient is a selection too, since each token has one place: nothing is added up."""
 
     @staticmethod
-    def forward(ctx: Any, packed: Tensor, layout: Layout) -> Tensor:
-        ctx.layout = layout
-        return packed.index_select(0, layout.rows)
+    def forward(ctx: Any, x: Tensor, rows: Tensor, back: Tensor, unread: Tensor | None) -> Tensor:
+        ctx.back, ctx.unread = back, unread
+        return x.index_select(0, rows)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad.index_select(0, ctx.layout.places), None
-
-
-class _Gather(torch.autograd.Function):
-    """From the batches back into the pack."""
-
-    @staticmethod
-    def forward(ctx: Any, spread: Tensor, layout: Layout) -> Tensor:
-        ctx.layout = layout
-        return spread.index_select(0, layout.places)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad.index_select(0, ctx.layout.rows).index_fill_(0, ctx.layout.padding, 0.0), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        found = grad.index_select(0, ctx.back)
+        return found if ctx.unread is None else found.index_fill_(0, ctx.unread, 0.0), None, None, None
 
 
 def _spread(packed: Tensor, layout: Layout) -> Tensor:
-    return cast(Tensor, _Spread.apply(packed, layout))  # type: ignore[no-untyped-call]
+    """From the pack into the batches. Nothing of the loss rests on padding, so it gives no gradient back."""
+    return cast(Tensor, _Select.apply(packed, layout.rows, layout.places, None))  # type: ignore[no-untyped-call]
 
 
 def _gather(spread: Tensor, layout: Layout) -> Tensor:
-    return cast(Tensor, _Gather.apply(spread, layout))  # type: ignore[no-untyped-call]
+    """From the batches back into the pack."""
+    return cast(Tensor, _Select.apply(spread, layout.places, layout.rows, layout.padding))  # type: ignore[no-untyped-call]

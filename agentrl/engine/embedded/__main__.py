@@ -109,16 +109,18 @@ def main() -> int:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     sys.setswitchinterval(_SWITCH_SECONDS)
-    keep_freed_memory()
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[args.dtype]
     try:
+        device = chosen_device(args.device)
+        if device == CPU:
+            keep_freed_memory()
         app = build(
             args.model,
             version=args.version,
             dtype=dtype,
             max_running=args.max_running,
             context_length=args.context_length,
-            device=chosen_device(args.device),
+            device=device,
         )
         collect_seldom()  # a search in one thread stops the other: no token for tenths of a second
         return asyncio.run(run(app, args.host, args.port))
