@@ -132,11 +132,12 @@ def die_with_parent() -> None:
 
 def guard(read_end: int, argv: Sequence[str]) -> int:
     """Run `argv` until it ends or the parent's end of the pipe closes; the command's exit code."""
+    # SIGTERM goes to the whole group: the child ends by itself and the guard reports its code. Before the child is
+    # there, or one that comes at once would end the guard alone; and a handler, because a child inherits "ignored".
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.signal(signal.SIGINT, lambda *_: None)
     process = subprocess.Popen(argv)
     os.set_inheritable(read_end, False)
-    # SIGTERM goes to the whole group: the child ends by itself and the guard reports its code.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     ended = os.pidfd_open(process.pid)
     ready, _, _ = select.select([read_end, ended], [], [])
     if ended in ready:

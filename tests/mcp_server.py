@@ -1,9 +1,10 @@
-"""A real MCP server for tests: `python mcp_server.py stdio`, or `python mcp_server.py http PORT`."""
+"""A real MCP server for tests: `mcp_server.py stdio`, or `mcp_server.py http FD` on the listening socket FD."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import sys
 import time
 from typing import Any
@@ -69,4 +70,8 @@ if __name__ == "__main__":
     if sys.argv[1] == "stdio":
         server.run("stdio")
     else:
-        server.run("streamable-http", port=int(sys.argv[2]))
+        import uvicorn
+
+        listening = socket.socket(fileno=int(sys.argv[2]))
+        serving = uvicorn.Server(uvicorn.Config(server.streamable_http_app(), log_level="error"))
+        asyncio.run(serving.serve(sockets=[listening]))

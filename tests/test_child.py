@@ -28,7 +28,7 @@ def _alive(pid: int) -> bool:
 
 
 def _pid_in(log: Path) -> int:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         if log.exists() and (text := log.read_text().strip()):
             return int(text.split()[0])
@@ -37,7 +37,7 @@ def _pid_in(log: Path) -> int:
 
 
 def _gone(pid: int) -> bool:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline and _alive(pid):
         time.sleep(0.02)
     return not _alive(pid)
@@ -45,7 +45,7 @@ def _gone(pid: int) -> bool:
 
 async def test_exit_code_and_log(tmp_path: Path) -> None:
     child = Child("c", [sys.executable, "-c", "print('last words'); raise SystemExit(3)"], log=tmp_path / "c.log")
-    assert await asyncio.wait_for(child.wait(), 20) == 3
+    assert await asyncio.wait_for(child.wait(), 60) == 3
     assert child.tail() == "last words"
     child.kill()
 
@@ -62,7 +62,7 @@ async def test_stop_ends_one_that_ignores_term(tmp_path: Path) -> None:
     code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(600)"
     child = Child("c", [sys.executable, "-c", code], log=tmp_path / "c.log")
     await asyncio.to_thread(_pid_in, tmp_path / "c.log")
-    assert await asyncio.wait_for(child.stop(grace=0.2), 10) != 0
+    assert await asyncio.wait_for(child.stop(grace=0.2), 60) != 0
 
 
 def test_children_end_when_the_parent_is_killed(tmp_path: Path) -> None:

@@ -116,7 +116,9 @@ async def test_several_agents_over_an_api(served: Served) -> None:
 
 
 async def test_it_goes_on_where_it_was_cut_and_plays_only_what_is_new(served: Served, tmp_path: Path) -> None:
-    first = plan(save=tmp_path, k=1, about={"model": "any"})
+    first = plan(
+        save=tmp_path, k=1, concurrency=1, about={"model": "any"}
+    )  # one by one: the last line is the second row's
     await evaluate_api(first, served.model())
     assert served.asked == 2
     path = tmp_path / "yesno.jsonl"
@@ -201,7 +203,7 @@ async def test_the_script_of_three_benchmarks(template: ChatTemplate, tmp_path: 
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
             )
-            said, _ = await asyncio.wait_for(process.communicate(), 200)
+            said, _ = await asyncio.wait_for(process.communicate(), 400)
             assert process.returncode == 0, said.decode()[-3000:]
             assert served.asked == asked
     finally:

@@ -9,7 +9,7 @@ import agentrl
 
 
 def _python(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=110, check=True)
     return done.stdout.strip()
 
 

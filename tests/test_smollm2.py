@@ -24,7 +24,7 @@ async def _generate(folder: Path, prompt: Int32Array, log: Path) -> Completion:
     try:
         await server.wait_ready()
         client = server.client()
-        deadline = asyncio.get_running_loop().time() + 120
+        deadline = asyncio.get_running_loop().time() + 600
         sampling = Sampling(16, temperature=0.0, stop_token_ids=(2,))
         try:
             return await client.generate(GenerateRequest("a", "a", prompt, sampling, deadline))

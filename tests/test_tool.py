@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
+import threading
 from typing import Any, Literal
 
 import pytest
@@ -183,26 +183,23 @@ async def test_an_exception_is_an_observation_and_a_lost_box_is_not() -> None:
 
 
 async def test_calls_run_in_parallel_and_blocking_ones_leave_the_loop_free() -> None:
-    @tool
-    def nap(seconds: float) -> str:
-        """Sleep."""
-        time.sleep(seconds)
-        return "ok"
+    together, blocked, looped = threading.Barrier(3), threading.Event(), threading.Event()
 
-    started = time.monotonic()
-    ticks = 0
+    @tool(timeout=100)
+    def meet() -> str:
+        """Block until all three are here, and then until the loop has noticed."""
+        together.wait(60.0)
+        blocked.set()
+        return "ok" if looped.wait(60.0) else "the loop stood still"
 
-    async def tick() -> None:
-        nonlocal ticks
-        while True:
+    async def notice() -> None:
+        while not blocked.is_set():  # noqa: ASYNC110 - threads are waited for
             await asyncio.sleep(0.01)
-            ticks += 1
+        looped.set()
 
-    ticker = asyncio.ensure_future(tick())
-    assert await _texts([nap], *[("nap", {"seconds": 0.3})] * 3) == ["ok"] * 3
-    ticker.cancel()
-    assert time.monotonic() - started < 0.8
-    assert ticks > 3
+    noticing = asyncio.ensure_future(notice())
+    assert await _texts([meet], *[("meet", {})] * 3) == ["ok"] * 3
+    await noticing
 
 
 async def test_a_slow_tool_is_given_up() -> None:

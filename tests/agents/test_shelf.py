@@ -58,14 +58,14 @@ class Stage:
 
         self.endpoint = Endpoint(ScriptedEngine(reply, decode=template.decode), template)
 
-    async def play(self, env: Env, make_agent: MakeAgent, *, served: bool = False, seconds: float = 60.0) -> Outcome:
+    async def play(self, env: Env, make_agent: MakeAgent, *, served: bool = False, seconds: float = 600.0) -> Outcome:
         if served:
             await self.endpoint.start()
         session = self.endpoint.open("0", seed=1)
         deadline = asyncio.get_running_loop().time() + seconds
         spec = EpisodeSpec(0, 0, 0, 1, env.row)
         try:
-            return await run_episode(env, make_agent, session, spec, Limits(12, deadline, 10.0))
+            return await run_episode(env, make_agent, session, spec, Limits(12, deadline, 60.0))
         finally:
             await self.endpoint.stop()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -369,25 +368,3 @@ def test_an_action_over_two_versions_has_both() -> None:
     episode = run_virtual(body()).episode
     assert episode.trajectories[0].versions.tolist() == [-1, -1, 0, 0, 1, 1]
     assert episode.oldest_version == 0
-
-
-async def test_plain_functions_run_in_threads_and_do_not_block() -> None:
-    class Blocking(Plain):
-        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-            time.sleep(0.2)
-            return [{"role": "user", "content": "go"}], {}
-
-        def step(self, action: Message) -> Any:
-            if self.row.get("hang"):
-                time.sleep(2.0)
-            time.sleep(0.2)
-            return Step([], 1.0, True, False, {})
-
-    engine = ScriptedEngine(lambda prompt: [65])
-    began = time.monotonic()
-    outcomes = await asyncio.gather(*(play(Blocking({}), engine=engine) for _ in range(20)))
-    assert time.monotonic() - began < 2.0
-    assert all(o.episode.reward == 1.0 for o in outcomes)
-    hung = await play(Blocking({"hang": True}), engine=engine, seconds=0.5)
-    assert hung.episode.stop is Stop.TIME_LIMIT
-    assert hung.episode.reward is None

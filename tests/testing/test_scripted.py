@@ -13,7 +13,7 @@ from agentrl.testing.scripted import ScriptedEngine
 from agentrl.types import Version
 
 
-def _request(prompt: list[int], sampling: Sampling, seconds: float = 5.0) -> GenerateRequest:
+def _request(prompt: list[int], sampling: Sampling, seconds: float = 600.0) -> GenerateRequest:
     deadline = asyncio.get_running_loop().time() + seconds
     return GenerateRequest("r", "s", np.array(prompt, np.int32), sampling, deadline)
 
