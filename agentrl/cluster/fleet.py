@@ -17,7 +17,7 @@ from agentrl.cluster.protocol import Drop, EngineTask, Fetch, Source
 from agentrl.cluster.spread import spread
 from agentrl.conductor.desk import Desk
 from agentrl.conductor.engines import ASK_EVERY, CALM_SECONDS, FENCED_SECONDS, counters_of
-from agentrl.conductor.watchdog import Wait
+from agentrl.conductor.watchdog import Standstill, Wait
 from agentrl.engine.client import EngineClient
 from agentrl.engine.options import EngineOptions
 from agentrl.engine.router import PublishReport, Router
@@ -195,7 +195,11 @@ class RemoteFleet:
     # --- who comes and goes
 
     async def _keep(self) -> None:
+        standstill = Standstill()
         while True:
+            if stood := standstill.seconds(_TICK):
+                now = time.monotonic()
+                self._heard = {key: min(heard + stood, now) for key, heard in self._heard.items()}
             self._tick()
             await asyncio.sleep(_TICK)
 

@@ -23,6 +23,7 @@ from agentrl.train.options import TrainerJob
 
 _POLL = 0.1
 _RETRY = 0.5
+_OVER = "the group that wrote it is over"
 
 
 class _Part(NamedTuple):
@@ -113,6 +114,8 @@ class RemoteGroup:
         """
         aside = checkpoint.aside(checkpoints, asked.step)
         await asyncio.to_thread(_fresh, aside)
+        if self._over:  # stopped meanwhile: nobody would end what begins now
+            raise TransferFailed(_OVER)
         fetching = asyncio.ensure_future(self._fetch_parts(asked.step, aside))
         self._commits.add(fetching)
         try:
@@ -124,7 +127,7 @@ class RemoteGroup:
             fetching.result()
         async with self._renaming:
             if self._over:
-                raise TransferFailed("the group that wrote it is over")
+                raise TransferFailed(_OVER)
             made = await asyncio.to_thread(checkpoint.commit, checkpoints, asked.step, asked.content, keep=asked.keep)
         return made.path
 

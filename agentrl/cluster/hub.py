@@ -23,6 +23,9 @@ from agentrl.cluster.options import ClusterOptions
 from agentrl.cluster.protocol import Join, Joined, Leave, Role, Welcome
 from agentrl.errors import ConfigError
 
+_DISMISSAL = aiohttp.ClientTimeout(total=10.0, sock_connect=5.0)
+"""A worker that misses its dismissal waits for another conductor: one that is slow to answer shall not."""
+
 
 class Hub:
     """Listens for workers.
@@ -179,7 +182,7 @@ class Hub:
 
     async def _dismiss(self, member: Member) -> None:
         try:
-            async with self.http.post(f"{member.join.address}/stop", timeout=aiohttp.ClientTimeout(total=2.0)):
+            async with self.http.post(f"{member.join.address}/stop", timeout=_DISMISSAL):
                 pass
         except (aiohttp.ClientError, TimeoutError):
             pass  # it will find out by itself: nobody answers its beats

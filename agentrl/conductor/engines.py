@@ -10,7 +10,7 @@ from typing import Any
 
 from agentrl.conductor.cause import death, remedy
 from agentrl.conductor.desk import Desk
-from agentrl.conductor.watchdog import Wait
+from agentrl.conductor.watchdog import Standstill, Wait
 from agentrl.engine.client import EngineClient
 from agentrl.engine.options import EngineOptions
 from agentrl.engine.router import PublishReport, Router
@@ -25,6 +25,7 @@ CALM_SECONDS = 60.0
 """Restarts are counted over so long."""
 ASK_EVERY = 1.0
 ASK_SECONDS = 5.0
+COUNTERS_SECONDS = 1.0
 UNPUBLISHED = Version(0, 0)
 """The label of a restarted server until the router has given it the current weights."""
 
@@ -111,7 +112,11 @@ class Fleet:
 
     async def _keep_alive(self) -> None:
         while True:
+            standstill = Standstill()
             await asyncio.sleep(0.5)
+            if stood := standstill.seconds(0.5):
+                now = time.monotonic()
+                self._heard = {url: min(heard + stood, now) for url, heard in self._heard.items()}
             for index, server in enumerate(self._servers):
                 code = server.child.poll()
                 if code is None and (silence := self._hangs(server.url)):
@@ -213,7 +218,7 @@ async def counters_of(clients: Sequence[EngineClient]) -> list[dict[str, Any]]:
 
     async def one(client: EngineClient) -> dict[str, Any] | None:
         try:
-            async with asyncio.timeout(1.0):
+            async with asyncio.timeout(COUNTERS_SECONDS):
                 return await client.counters()
         except (EngineError, DeadlineExceeded, TimeoutError):
             return None

@@ -13,7 +13,7 @@ from agentrl.child import RANK_LOGS_VARIABLE, Child, gpu_environment
 from agentrl.conductor.cause import Death, codes_by_rank, death, group_death, read_lines, read_rank
 from agentrl.conductor.feed import Phase
 from agentrl.conductor.folder import write_atomically
-from agentrl.conductor.watchdog import Wait
+from agentrl.conductor.watchdog import Standstill, Wait
 from agentrl.train.options import TrainerJob
 
 START_SECONDS = 300.0
@@ -65,10 +65,12 @@ class Heartbeats:
         self.last: dict[int, Heartbeat] = {}
         self._ranks, self._silent_seconds, self._still_seconds = ranks, silent_seconds, still_seconds
         self._started = time.monotonic()
+        self._standstill = Standstill()
 
     def start(self) -> None:
         """The ranks begin now."""
         self._started = time.monotonic()
+        self._standstill = Standstill()
 
     def heard(self, phase: Phase) -> None:
         """A heartbeat came in."""
@@ -89,8 +91,14 @@ class Heartbeats:
         ]
 
     def hangs(self, start_seconds: float = START_SECONDS) -> str | None:
-        """Which rank says nothing, and where it was last; or that all stand still. None while the group gets on."""
+        """Which rank says nothing, and where it was last; or that all stand still. None while the group gets on.
+
+        To be asked again and again: what the conductor itself did not live through is not counted.
+        """
         now = time.monotonic()
+        if stood := self._standstill.seconds(0.0):
+            self._started += stood
+            self.last = {rank: beat._replace(heard=min(beat.heard + stood, now)) for rank, beat in self.last.items()}
         if now - self._started > start_seconds and (missing := sorted(set(range(self._ranks)) - set(self.last))):
             who = "the trainer" if len(missing) == self._ranks else f"trainer rank {missing[0]} of {self._ranks}"
             return f"{who} gave no sign of life within {start_seconds:.0f} s of its start"

@@ -23,6 +23,23 @@ class Wait(NamedTuple):
 
 
 Probe = Callable[[], Sequence[Wait]]
+STOOD_SECONDS = 1.0
+
+
+class Standstill:
+    """Notices that this process itself stood still: stopped by hand, or with its whole machine.
+
+    Nobody could be heard meanwhile, so nobody's silence counts over that time.
+    """
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def seconds(self, expected: float) -> float:
+        """How much longer than `expected` the last call is ago, 0.0 where that is not worth mentioning."""
+        now = time.monotonic()
+        beyond, self._last = now - self._last - expected, now
+        return beyond if beyond > STOOD_SECONDS else 0.0
 
 
 class Watchdog:
@@ -75,8 +92,11 @@ class Watchdog:
     async def run(self) -> None:
         """Watch until cancelled; raises RunError when the stall has lasted twice the patience."""
         told = False
+        tick = min(1.0, self.patience / 4)
         while True:
-            await asyncio.sleep(min(1.0, self.patience / 4))
+            standstill = Standstill()
+            await asyncio.sleep(tick)
+            self._last = min(self._last + standstill.seconds(tick), time.monotonic())
             idle = time.monotonic() - self._last
             if idle > 2 * self.patience:
                 raise RunError(f"the run stalled: {self.explain()}\nraise monitor.stall_seconds if a step is that slow")

@@ -12,7 +12,7 @@ import pytest
 
 from tests.cluster.aim import Aim, nothing_was_handed_in_late
 from tests.cluster.hosts import Host
-from tests.cluster.kit import Cluster, ledger
+from tests.cluster.kit import PATIENCE, Cluster, ledger
 from tests.conductor.kit import lines
 
 ROLES = ("engine", "trainer")
@@ -24,7 +24,7 @@ SETTINGS = (
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(800)
+@pytest.mark.timeout(1500)
 def test_a_host_lost_at_any_moment_costs_nothing_but_time(cluster: Cluster) -> None:
     conductor = cluster.train(*SETTINGS, lost=4.0)
     for host in (cluster.a, cluster.b):
@@ -45,7 +45,7 @@ def test_a_host_lost_at_any_moment_costs_nothing_but_time(cluster: Cluster) -> N
         else:
             cluster.lend(host, *ROLES)
     conductor.send_signal(signal.SIGINT)
-    conductor.wait(60)
+    conductor.wait(PATIENCE)
     assert ledger(cluster.run)["incarnations"] >= 1 + len(STRIKES)
     nothing_was_handed_in_late(cluster.run)
 

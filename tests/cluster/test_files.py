@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from agentrl.cluster import files
-from agentrl.cluster.files import Shelf, TransferFailed, fetch, guard, list_folder, open_http, read_token
+from agentrl.cluster.files import Listing, Shelf, TransferFailed, fetch, guard, list_folder, open_http, read_token
 from agentrl.errors import ConfigError
 
 TOKEN = "a-token-for-the-tests-only"
@@ -147,15 +148,20 @@ def test_a_token_is_needed_and_not_a_short_one(tmp_path: Path, monkeypatch: pyte
 async def test_a_listing_that_takes_long_gives_signs_of_life(
     server: Server, http: aiohttp.ClientSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    heard = threading.Event()
+
+    def slowly(folder: Path) -> Listing:
+        assert heard.wait(60)
+        return list_folder(folder)
+
     monkeypatch.setattr(files, "SIGN_SECONDS", 0.005)
-    (tmp_path / "large").mkdir()
-    with (tmp_path / "large" / "x").open("wb") as out:
-        out.truncate(64 << 20)
-    server.shelf.put("large", tmp_path / "large")
+    monkeypatch.setattr(files, "list_folder", slowly)
+    server.shelf.put("large", a_folder(tmp_path / "large"))
     async with http.get(f"{server.url}/files/large") as response:
+        assert await response.content.readexactly(1) == b" "
+        heard.set()
         told = await response.read()
-    assert told.startswith(b" ")
-    assert orjson.loads(told)["files"]["x"][0] == 64 << 20
+    assert orjson.loads(told)["files"]["weights"][0] == 256 * 9000
 
 
 async def test_what_is_made_again_elsewhere_is_served_from_there(http: aiohttp.ClientSession, tmp_path: Path) -> None:

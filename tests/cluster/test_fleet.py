@@ -125,17 +125,17 @@ async def test_engines_join_serve_change_weights_and_leave(cluster: Cluster) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cluster", [4.0], indirect=True)
+@pytest.mark.parametrize("cluster", [10.0], indirect=True)
 async def test_a_slow_engine_is_left_behind_and_comes_back_when_it_has_caught_up(cluster: Cluster) -> None:
     slow, _ = cluster.add(), cluster.add()
     router = await cluster.fleet.start(cluster.model, Version(1, 0))
     running = asyncio.create_task(cluster.fleet.run())
     server = cluster.engine(slow).server
     assert server is not None
-    server.control_delay = 12.0
+    server.control_delay = 3600.0
     report = await cluster.fleet.publish(cluster.weights(Version(1, 1)), Version(1, 1))
     assert len(report.updated) == 1
-    assert "took longer than 4 s" in next(iter(report.failed.values()))
+    assert "took longer than 10 s" in next(iter(report.failed.values()))
     assert await cluster.generate("a") == Version(1, 1)
     server.control_delay = 0.0
     await until(lambda: len(router.serving) == 2)

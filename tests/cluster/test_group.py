@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from aiohttp import web
@@ -25,11 +26,19 @@ from agentrl.train.options import AlgorithmOptions, TrainerJob, TrainOptions
 TOKEN = "a-token-for-the-tests-only"
 
 
-@pytest.fixture
-async def silent() -> AsyncIterator[str]:
+class Silent(NamedTuple):
     """A host that takes requests and never answers."""
 
+    url: str
+    asked: asyncio.Event
+
+
+@pytest.fixture
+async def silent() -> AsyncIterator[Silent]:
+    asked = asyncio.Event()
+
     async def never(request: web.Request) -> web.StreamResponse:
+        asked.set()
         await asyncio.sleep(3600)
         raise AssertionError
 
@@ -38,7 +47,7 @@ async def silent() -> AsyncIterator[str]:
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    yield Silent(f"http://127.0.0.1:{runner.addresses[0][1]}", asked)
     await runner.cleanup()
 
 
@@ -49,23 +58,35 @@ async def test_nobody_waits_for_a_host_that_is_gone() -> None:
     await asyncio.sleep(0)
     member.gone = "not heard of"
     with pytest.raises(MemberGone, match="trainer worker x is lost: not heard of"):
-        await asyncio.wait_for(waiting, 5)
+        await asyncio.wait_for(waiting, 60)
     assert await while_there(Member("lease", join), asyncio.sleep(0, "done")) == "done"
 
 
 @pytest.mark.parametrize("how", ["lost", "stopped"])
-async def test_a_checkpoint_of_a_group_that_is_over_is_not_made_whole(how: str, silent: str, tmp_path: Path) -> None:
-    async with _group(silent, tmp_path) as (hub, group, lead, _):
+async def test_a_checkpoint_of_a_group_that_is_over_is_not_made_whole(how: str, silent: Silent, tmp_path: Path) -> None:
+    async with _group(silent.url, tmp_path) as (hub, group, lead, _):
         asked = CommitRequest(step=3, version="1.3", content={}, keep=1)
         commit = asyncio.ensure_future(group.commit(asked, tmp_path / "c"))
-        await asyncio.sleep(0.1)
+        await asyncio.wait_for(silent.asked.wait(), 60)
         if how == "lost":
             hub.lose(lead, "not heard of")
         else:
             await group.stop()
         with pytest.raises(MemberGone if how == "lost" else TransferFailed):
-            await asyncio.wait_for(commit, 5)
+            await asyncio.wait_for(commit, 60)
         assert not list((tmp_path / "c").glob("step-*"))
+
+
+async def test_a_checkpoint_that_is_asked_for_as_its_group_ends_is_not_begun(silent: Silent, tmp_path: Path) -> None:
+    """Its host is asked for nothing: nobody would end that any more."""
+    async with _group(silent.url, tmp_path) as (_, group, _, _):
+        commit = asyncio.ensure_future(
+            group.commit(CommitRequest(step=3, version="1.3", content={}, keep=1), tmp_path / "c")
+        )
+        await group.stop()
+        with pytest.raises(TransferFailed, match="is over"):
+            await asyncio.wait_for(commit, 60)
+    assert not silent.asked.is_set()
 
 
 @pytest.mark.parametrize("how", ["broken once", "lost", "stopped"])
@@ -93,7 +114,7 @@ async def test_weights_are_passed_over_only_with_the_group_that_made_them(how: s
     async with _group(f"http://127.0.0.1:{runner.addresses[0][1]}", tmp_path) as (hub, group, lead, _):
         coming = asyncio.ensure_future(group.fetch_weights("weights-1.7", tmp_path / "here"))
         if how == "broken once":
-            assert list(await asyncio.wait_for(coming, 20)) == ["model.safetensors"]
+            assert list(await asyncio.wait_for(coming, 100)) == ["model.safetensors"]
             assert (tmp_path / "here" / "model.safetensors").read_bytes() == b"weights"
         else:
             while len(asked) < 2:  # noqa: ASYNC110
@@ -104,7 +125,7 @@ async def test_weights_are_passed_over_only_with_the_group_that_made_them(how: s
             else:
                 await group.stop()
             with pytest.raises(WeightsLost):
-                await asyncio.wait_for(coming, 5)
+                await asyncio.wait_for(coming, 60)
     await runner.cleanup()
 
 
@@ -120,7 +141,7 @@ async def test_a_group_whose_ranks_wait_for_each_other_ends(state: State, tmp_pa
             await asyncio.sleep(0.5)
             assert not ended.done()
         else:
-            death = await asyncio.wait_for(ended, 5)
+            death = await asyncio.wait_for(ended, 60)
             assert death is not None
             assert not death.own
             assert death.text.startswith("all 2 trainer ranks have stood still in 'load' for 31 s")
@@ -131,7 +152,7 @@ async def _group(
     address: str, place: Path, ranks: int = 1
 ) -> AsyncIterator[tuple[Hub, RemoteGroup, Member, asyncio.Future[Death | None]]]:
     """A group on a host that only serves what the test says."""
-    hub = Hub(ClusterOptions(kind="external", port=0, lost_seconds=2.0), TOKEN, run="r", note=print)
+    hub = Hub(ClusterOptions(kind="external", port=0, lost_seconds=60.0), TOKEN, run="r", note=print)
     await hub.start({})
     join = {"role": "trainer", "address": address, "host": "127.0.0.1", "name": "x", "version": __version__}
     async with open_http(TOKEN) as http:

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 import aiohttp
 import numpy as np
 import pytest
+from aiohttp import web
 
+from agentrl.conductor import feed
 from agentrl.conductor.feed import (
     Batch,
     CheckpointReady,
@@ -95,13 +97,13 @@ class Setup(NamedTuple):
 @pytest.fixture
 async def setup() -> AsyncIterator[Setup]:
     source, reports = Queue(), Reports()
-    feed = FeedServer(source, reports, hold=0.3)
-    url = await feed.start()
-    await feed.begin(1)
-    headers = {"Authorization": f"Bearer {feed.token}"}
+    server = FeedServer(source, reports, hold=60.0)
+    url = await server.start()
+    await server.begin(1)
+    headers = {"Authorization": f"Bearer {server.token}"}
     async with aiohttp.ClientSession(url, headers=headers) as http:
-        yield Setup(feed, source, reports, http)
-    await feed.stop()
+        yield Setup(server, source, reports, http)
+    await server.stop()
 
 
 async def test_a_batch_travels_whole(setup: Setup) -> None:
@@ -141,9 +143,14 @@ async def test_the_same_step_gets_the_same_take_and_the_next_step_a_new_one(setu
 
 
 async def test_not_yet_then_over(setup: Setup) -> None:
+    setup.feed._hold = 0.3
     assert (await setup.take(1))[0] == 204
+    setup.feed._hold = 60.0
+    asked = len(setup.source.asked)
     held = asyncio.create_task(setup.take(1))
-    await asyncio.sleep(0.05)
+    async with asyncio.timeout(60):
+        while len(setup.source.asked) == asked:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
     await setup.source.ready.put(None)
     assert await held == (410, {"reason": "all 3 steps are done"})
     assert await setup.take(2) == (410, {"reason": "all 3 steps are done"})
@@ -180,7 +187,20 @@ async def test_a_group_that_goes_back_to_a_checkpoint_is_not_told_that_the_run_i
 
 @pytest.mark.parametrize("how", ["killed", "late"])
 @pytest.mark.parametrize("path", ["/weights", "/take"])
-async def test_a_rank_that_is_lost_in_the_middle_of_a_request(setup: Setup, how: str, path: str) -> None:
+async def test_a_rank_that_is_lost_in_the_middle_of_a_request(
+    setup: Setup, how: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    middle, end = asyncio.Event(), asyncio.Event()
+
+    async def whole(request: web.Request) -> web.Response | None:
+        middle.set()
+        try:
+            return await read_whole(request)
+        finally:
+            end.set()
+
+    read_whole = feed._whole
+    monkeypatch.setattr(feed, "_whole", whole)
     body = b'{"step": 1, "version": "1.1", "path": "/w/1", "seconds": 0.5}'
     size = f"Content-Length: {len(body)}"
     url = setup.http._base_url
@@ -189,14 +209,14 @@ async def test_a_rank_that_is_lost_in_the_middle_of_a_request(setup: Setup, how:
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {setup.feed.token}\r\n{size}\r\n\r\n"
     writer.write(head.encode() + body[:20])
     await writer.drain()
-    await asyncio.sleep(0.05)
+    await asyncio.wait_for(middle.wait(), 60)
     if how == "killed":
         writer.transport.abort()
     else:
         await setup.feed.begin(2)
         writer.write(body[20:])
         assert b" 409 " in await reader.readline()
-    await asyncio.sleep(0.05)
+    await asyncio.wait_for(end.wait(), 60)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(setup.feed.broken(), 0.05)
     assert setup.reports.got == setup.source.asked == []
@@ -240,7 +260,7 @@ async def test_a_failure_of_the_conductor_ends_the_run_with_its_own_error(setup:
     async with setup.http.post(f"{url}/metrics", json=body, headers=headers) as answer:
         assert answer.status == 500
     with pytest.raises(OSError, match="No space left"):
-        await asyncio.wait_for(broken.broken(), 1)
+        await asyncio.wait_for(broken.broken(), 60)
     await broken.stop()
 
 
@@ -249,10 +269,10 @@ async def test_traces_of_the_present_trainer_are_handed_on_and_those_of_a_dead_o
     server = FeedServer(Queue(), Reports(), on_trace=traces.append)
     url = await server.start()
     await server.begin(2)
-    feed = Feed(url, server.token)
+    ranks = Feed(url, server.token)
     for incarnation in (1, 2):
-        await asyncio.to_thread(feed.trace, 7, incarnation, 3, b"bytes")
-    await asyncio.to_thread(feed.trace, 8, 2, 3, bytes(MAX_TRACE_BYTES + 1))
-    feed.close()
+        await asyncio.to_thread(ranks.trace, 7, incarnation, 3, b"bytes")
+    await asyncio.to_thread(ranks.trace, 8, 2, 3, bytes(MAX_TRACE_BYTES + 1))
+    ranks.close()
     await server.stop()
     assert traces == [Trace(2, 7, 3, b"bytes")]

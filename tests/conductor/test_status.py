@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from agentrl.conductor import status
 from agentrl.conductor.folder import RunFolder
 from agentrl.conductor.status import describe
 from agentrl.errors import ConfigError
 from agentrl.monitor.metrics import MetricsFile
 
 
-def test_who_waits_for_what_is_seen_from_outside(tmp_path: Path) -> None:
+def test_who_waits_for_what_is_seen_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = RunFolder(tmp_path / "r")
     folder.open(resume=False)
     folder.config.write_text("name = 'r'\n")
@@ -23,7 +24,7 @@ def test_who_waits_for_what_is_seen_from_outside(tmp_path: Path) -> None:
     metrics.close()
     state = {
         "phase": "training",
-        "time": time.time(),
+        "time": 1000.0,
         "steps": 10,
         "gate": "4 of 20 groups live",
         "pool": "2 groups wait for the trainer, 4 are with it, a batch is 4",
@@ -32,8 +33,9 @@ def test_who_waits_for_what_is_seen_from_outside(tmp_path: Path) -> None:
         "waits": ["trainer rank 0 waits for 'train' of step 4 to end (3 s)"],
     }
     folder.write_state(state)
+    monkeypatch.setattr(status, "time", SimpleNamespace(time=lambda: 1002.0))
     text = describe(tmp_path / "r")
-    assert text.startswith("r: training (said 0 s ago)")
+    assert text.startswith("r: training (said 2 s ago)")
     assert "step 3/10" in text
     assert "evaluation at step 2" in text
     for key in ("gate", "pool", "engines", "trainer"):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from agentrl.conductor import trainer, watchdog
 from agentrl.conductor.cause import Death, remedy
 from agentrl.conductor.feed import Batch, CheckpointReady, FeedServer, Phase, StepMetrics, WeightsReady
 from agentrl.conductor.trainer import Heartbeats, TrainerGroup
@@ -74,6 +76,20 @@ def test_a_rank_that_never_says_anything_is_missed_though_others_do() -> None:
     assert beats.hangs(-1.0) is None
 
 
+def test_silence_counts_only_while_the_conductor_itself_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped by hand and continued, it has heard nobody: that is nobody's fault."""
+    now = [0.0]
+    for module in (trainer, watchdog):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    beats = Heartbeats(2, 90.0)
+    beats.heard(beat(0, "train"))
+    now[0] = 3600.0
+    assert beats.hangs() is None, "nor is the other one late"
+    while (hangs := beats.hangs()) is None:
+        now[0] += 0.5
+    assert (now[0], hangs) == (3690.5, "trainer rank 0 has been silent for 90 s in 'train' of step 0")
+
+
 class Nothing:
     """A feed that has no batch, and passes heartbeats on."""
 
@@ -94,7 +110,7 @@ class Nothing:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 async def test_a_group_whose_ranks_wait_for_each_other_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,7 +131,7 @@ async def test_a_group_whose_ranks_wait_for_each_other_is_ended(
         weights_dir=tmp_path / "w",
         checkpoints_dir=tmp_path / "c",
     )
-    events.group = TrainerGroup(job, tmp_path / "job.json", tmp_path / "log", feed.token, still_seconds=6.0)
+    events.group = TrainerGroup(job, tmp_path / "job.json", tmp_path / "log", feed.token, still_seconds=10.0)
     try:
         death = await events.group.ended()
     finally:
