@@ -70,7 +70,7 @@ class ReasoningGym(Env):
     ) -> tuple[list[Message], Info]:
         """The problem that the row names; nothing else is random."""
         # A minute and more, because some families search for a problem that has a solution.
-        found = await shared_pool().acall("agentrl.envs.reasoning:problem", *self.place, seconds=120.0)
+        found = await shared_pool().acall("agentrl.envs.reasoning:problem", *self.place, seconds=120.0, by_cpu=True)
         self.answer, self._entry, self.over = found["answer"], found["entry"], False
         return [{"role": "user", "content": f"{found['question']}\n{self.instruction}".strip()}], {}
 
@@ -86,7 +86,7 @@ class ReasoningGym(Env):
             return Step([], 0.0, True, False, {"reason": "no answer"})
         try:
             reward = await shared_pool().acall(
-                "agentrl.envs.reasoning:score", *self.place, self._entry, answer, seconds=self.seconds
+                "agentrl.envs.reasoning:score", *self.place, self._entry, answer, seconds=self.seconds, by_cpu=True
             )
         except (CallFailed, DeadlineExceeded) as error:
             # What the family's own rules cannot read, or not in time, is no right answer.

@@ -14,7 +14,7 @@ from agentrl.config import resolve_object
 from agentrl.errors import ConfigError, ContractError, DeadlineExceeded
 from agentrl.reward.options import PartOptions
 from agentrl.reward.score import Reward, Score, score
-from agentrl.reward.workers import WorkerLost, shared_pool
+from agentrl.reward.workers import NoWorker, WorkerLost, shared_pool
 from agentrl.types import Row
 
 
@@ -143,5 +143,5 @@ async def _scored(name: str, part: Part, completion: str, row: Row) -> Score:
             return await score(part.reward, completion, row)
     except (TimeoutError, DeadlineExceeded) as error:
         return Score(None, {}, {f"{name}_error": f"no verdict within {part.seconds:g} s: {error}"})
-    except WorkerLost as error:
+    except (NoWorker, WorkerLost) as error:
         return Score(None, {}, {f"{name}_error": str(error)})

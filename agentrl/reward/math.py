@@ -39,7 +39,10 @@ class Verdict:
 def verify(
     completion: str, gold: str | float, options: MathOptions | None = None, *, pool: WorkerPool | None = None
 ) -> Verdict:
-    """Compare the completion's final answer with the gold answer; never raises for anything either of them says."""
+    """Compare the completion's final answer with the gold answer; never raises for anything either of them says.
+
+    NoWorker where the machine has no worker for it: that is no answer's fault.
+    """
     options = options or MathOptions()
     wanted = gold_text(str(gold))
     answer = answer_text(completion, options.marker)
@@ -47,9 +50,7 @@ def verify(
         return quick
     pool = pool or shared_pool()
     try:
-        reason, detail = pool.call(
-            CHECK, answer, wanted, options.relative_tolerance, options.lenient_percent, seconds=options.seconds
-        )
+        reason, detail = _compared(answer, wanted, options, pool)
     except DeadlineExceeded as error:
         return _stopped("time_limit", answer, wanted, options, pool, str(error))
     except WorkerLost:
@@ -110,6 +111,13 @@ def _quick(answer: str | None, gold: str) -> Verdict | None:
     return None
 
 
+def _compared(answer: str | None, gold: str, options: MathOptions, pool: WorkerPool) -> tuple[str, str]:
+    # By CPU time: on a busy machine the same answer would be right today and too slow tomorrow.
+    tolerance, percent = options.relative_tolerance, options.lenient_percent
+    reason, detail = pool.call(CHECK, answer, gold, tolerance, percent, seconds=options.seconds, by_cpu=True)
+    return reason, detail
+
+
 def _verdict(reason: str, detail: str, answer: str | None) -> Verdict:
     if reason == "gold_unparseable":
         return Verdict(None, reason, answer, detail)
@@ -121,9 +129,7 @@ def _verdict(reason: str, detail: str, answer: str | None) -> Verdict:
 def _again(answer: str | None, gold: str, options: MathOptions, pool: WorkerPool) -> Verdict:
     """A worker may have been killed from outside. One that dies twice dies of what it was given."""
     try:
-        reason, detail = pool.call(
-            CHECK, answer, gold, options.relative_tolerance, options.lenient_percent, seconds=options.seconds
-        )
+        reason, detail = _compared(answer, gold, options, pool)
     except (DeadlineExceeded, WorkerLost) as error:
         return _stopped("worker_lost", answer, gold, options, pool, str(error))
     return _verdict(reason, detail, answer)
@@ -134,7 +140,7 @@ def _stopped(what: str, answer: str | None, gold: str, options: MathOptions, poo
     if _INTEGER.fullmatch(gold):
         return Verdict(False, what, answer, why)
     try:
-        reason, detail = pool.call(CHECK, None, gold, 0.0, False, seconds=min(options.seconds, 3.0))
+        reason, detail = pool.call(CHECK, None, gold, 0.0, False, seconds=min(options.seconds, 3.0), by_cpu=True)
     except (DeadlineExceeded, WorkerLost) as error:
         return Verdict(None, "gold_unparseable", answer, str(error))
     return _verdict(reason, detail, answer) if reason != "equal" else Verdict(False, what, answer, why)

@@ -37,7 +37,8 @@ class MathOptions(BaseModel):
     lenient_percent: bool = False
     """Accept 35 for 35 %, and 35 % for 35."""
     seconds: float = Field(4.0, gt=0, le=60)
-    """A comparison that takes longer is stopped, and the answer counts as wrong."""
+    """A comparison that computes for longer is stopped, and the answer counts as wrong. Seconds of CPU time, and ten
+    times as many by the clock: what else the machine does makes no answer wrong."""
 
 
 class JudgeOptions(BaseModel):

@@ -1,6 +1,6 @@
 """A worker process: calls functions that it is named, one at a time (`python -m agentrl.reward.worker`).
 
-Protocol: JSON lines. In: `{"function", "args", "kwargs", "seconds", "warm"}`;
+Protocol: JSON lines. In: `{"function", "args", "kwargs", "seconds", "by_cpu", "warm"}`;
 out: `{"ok": result}` or `{"error", "kind"}`.
 """
 
@@ -30,7 +30,8 @@ def main(memory_mb: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sys.setrecursionlimit(20_000)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    for number in (signal.SIGALRM, signal.SIGPROF):
+        signal.signal(number, signal.SIG_DFL)
     for line in sys.stdin:
         call = json.loads(line)
         if call["warm"]:
@@ -39,9 +40,10 @@ def main(memory_mb: int) -> None:
             channel.write("{}\n")
             channel.flush()
             continue
-        signal.setitimer(signal.ITIMER_REAL, call["seconds"] + GRACE)
+        timer = signal.ITIMER_PROF if call["by_cpu"] else signal.ITIMER_REAL
+        signal.setitimer(timer, call["seconds"] + GRACE)
         answer = _answer(call)
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(timer, 0)
         channel.write(answer + "\n")
         channel.flush()
 

@@ -27,8 +27,10 @@ from agentrl.errors import ContractError, DeadlineExceeded, InfrastructureError
 
 Result = TypeVar("Result")
 
-START_SECONDS = 30.0
+START_SECONDS = 120.0
 """For a new worker to start and import what it needs, before its first call's time begins."""
+STRETCH = 10.0
+"""A call that is measured by its CPU time may take this many times as long by the clock."""
 
 
 class _Place(NamedTuple):
@@ -36,6 +38,10 @@ class _Place(NamedTuple):
 
     number: int
     worker: subprocess.Popen[bytes] | None
+
+
+class NoWorker(InfrastructureError):
+    """No worker could begin the call: all were busy, or a new one did not start. It says nothing of what was asked."""
 
 
 class WorkerLost(InfrastructureError):
@@ -59,6 +65,8 @@ class WorkerPool:
     ```
 
     A call that misses its deadline costs its worker, and no other call. `queue_seconds` bounds the wait for a free one.
+    With `by_cpu` the deadline is in seconds of the worker's CPU (and ten times as many by the clock): for what only
+    computes, so that what comes of it does not depend on what else the machine does.
     """
 
     def __init__(self, size: int = 2, *, memory_mb: int = 4096, queue_seconds: float = 120.0) -> None:
@@ -87,23 +95,22 @@ class WorkerPool:
         self._finalize()
         self._threads.shutdown(wait=False)
 
-    def call(self, function: str, *args: Any, seconds: float, **kwargs: Any) -> Any:
-        """The function's result; DeadlineExceeded, WorkerLost, or CallFailed with what it raised."""
-        request = {"function": function, "args": args, "kwargs": kwargs, "seconds": seconds, "warm": False}
-        line = json.dumps(request) + "\n"
+    def call(self, function: str, *args: Any, seconds: float, by_cpu: bool = False, **kwargs: Any) -> Any:
+        """The function's result; DeadlineExceeded, NoWorker, WorkerLost, or CallFailed with what it raised."""
+        request = {"function": function, "args": args, "kwargs": kwargs, "seconds": seconds, "by_cpu": by_cpu}
+        line = json.dumps({**request, "warm": False}) + "\n"
         try:
             number, worker = self._places.get(timeout=self.queue_seconds)
         except queue.Empty:
-            raise DeadlineExceeded(
+            raise NoWorker(
                 f"no reward worker was free within {self.queue_seconds:g} s ({self.size} in all): use a larger pool"
             ) from None
         reply: bytes | None = b""
         try:
             if worker is None:
                 worker = self._start(number)
-                warm = json.dumps({"function": function, "warm": True}) + "\n"
-                reply = _exchange(worker, warm.encode(), START_SECONDS)
-            reply = None if reply is None else _exchange(worker, line.encode(), seconds)
+                reply = _warmed(worker, function)
+            reply = None if reply is None else _exchange(worker, line.encode(), seconds, by_cpu)
         except BaseException:
             # Also on KeyboardInterrupt: a worker whose reply was not read cannot be used again.
             if worker is not None:
@@ -120,9 +127,9 @@ class WorkerPool:
             return answer["ok"]
         raise CallFailed(function, answer["kind"], answer["error"])
 
-    async def acall(self, function: str, *args: Any, seconds: float, **kwargs: Any) -> Any:
+    async def acall(self, function: str, *args: Any, seconds: float, by_cpu: bool = False, **kwargs: Any) -> Any:
         """`call` without blocking the event loop; a cancelled one still ends at its deadline."""
-        return await self.arun(functools.partial(self.call, function, *args, seconds=seconds, **kwargs))
+        return await self.arun(functools.partial(self.call, function, *args, seconds=seconds, by_cpu=by_cpu, **kwargs))
 
     async def arun(self, work: Callable[[], Result]) -> Result:
         """Run what makes calls of this pool in one of its threads: as many as there are workers."""
@@ -155,11 +162,19 @@ def _log_of(number: int) -> contextlib.AbstractContextManager[IO[bytes] | None]:
     return open(os.path.join(folder, f"reward-{number}.log"), "ab")
 
 
-def _exchange(worker: subprocess.Popen[bytes], request: bytes, seconds: float) -> bytes | None:
+def _warmed(worker: subprocess.Popen[bytes], function: str) -> bytes | None:
+    warm = json.dumps({"function": function, "warm": True}) + "\n"
+    try:
+        return _exchange(worker, warm.encode(), START_SECONDS)
+    except DeadlineExceeded as error:
+        raise NoWorker(f"a reward's worker did not start and import {function} within {START_SECONDS:g} s") from error
+
+
+def _exchange(worker: subprocess.Popen[bytes], request: bytes, seconds: float, by_cpu: bool = False) -> bytes | None:
     """The worker's reply line; None where it died; DeadlineExceeded."""
     assert worker.stdin is not None
     assert worker.stdout is not None
-    until = time.monotonic() + seconds
+    left = _time_left(worker.pid, seconds, by_cpu)
     try:
         worker.stdin.write(request)
         worker.stdin.flush()
@@ -170,14 +185,36 @@ def _exchange(worker: subprocess.Popen[bytes], request: bytes, seconds: float) -
     poll.register(reader, select.POLLIN)
     reply = b""
     while not reply.endswith(b"\n"):
-        left = until - time.monotonic()
-        if left <= 0 or not poll.poll(1000 * left):
-            raise DeadlineExceeded(f"a reward's worker took longer than {seconds:g} s")
+        while not poll.poll(1000 * max(left(), 0.0)):
+            if left() <= 0:
+                raise DeadlineExceeded(f"a reward's worker took longer than {seconds:g} s")
         chunk = os.read(reader, 65536)
         if not chunk:
             return None
         reply += chunk
     return reply
+
+
+def _time_left(process: int, seconds: float, by_cpu: bool) -> Callable[[], float]:
+    """How much of `seconds` is left, from now on; of the process's CPU, it is the least time that it will need."""
+    began, used = time.monotonic(), _cpu_seconds(process) if by_cpu else None
+
+    def left() -> float:
+        spent = time.monotonic() - began
+        now = _cpu_seconds(process) if used is not None and spent < STRETCH * seconds else None
+        return seconds - (spent if used is None or now is None else now - used)
+
+    return left
+
+
+def _cpu_seconds(process: int) -> float | None:
+    """What its threads have computed; None where the system does not tell, or it is gone."""
+    try:
+        with open(f"/proc/{process}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _stop(worker: subprocess.Popen[bytes]) -> int:
