@@ -33,7 +33,9 @@ class Fault:
 
 
 @dataclass
-class _Running:
+class Running:
+    """A live request: its tokens so far, and the version that made each."""
+
     tokens: list[int] = field(default_factory=list)
     versions: list[str] = field(default_factory=list)
     aborted: bool = False
@@ -48,9 +50,11 @@ class ScriptedServer:
         completion = await EngineClient(server.url).generate(request)
     ```
 
-    `calls` lists every control call (and its end, as "… done") and generation in order, `running` the live request ids;
-    `info_hangs` makes the whole server look frozen, with `sums_hang` only the question for checksums is never answered.
-    Without `spans` and `pauses` it is as servers were before they had them.
+    `calls` lists every control call (and its end, as "… done") and generation in order, `running` the live requests;
+    at `holds_at` tokens each of these stands still until that is None again or something ends it, so that a test can
+    act in the middle of it. `info_hangs` makes the whole server look frozen, with `sums_hang` only the question for
+    checksums is never answered; `unanswered` counts such questions. Without `spans` and `pauses` it is as servers were
+    before they had them.
     """
 
     def __init__(
@@ -73,11 +77,13 @@ class ScriptedServer:
         self.update_answers = deque(update_answers)
         self.faults: deque[Fault] = deque()
         self.calls: list[tuple[str, dict[str, Any]]] = []
-        self.running: dict[str, _Running] = {}
+        self.running: dict[str, Running] = {}
+        self.holds_at: int | None = None
         self.checksum = "0"
         self.checksum_of: Callable[[str], str] = str
         """The checksum of the weights in a folder; its path where it does not matter what it holds."""
         self.info_hangs = self.sums_hang = False
+        self.unanswered = 0
         self.url = ""
         self._going = asyncio.Event()
         self._going.set()
@@ -111,7 +117,7 @@ class ScriptedServer:
 
     async def _info(self, request: web.Request) -> web.Response:
         if self.info_hangs:
-            await asyncio.sleep(3600)
+            await self._never()
         return web.json_response({"weight_version": self.version, "model_path": "scripted"})
 
     async def _control(self, request: web.Request) -> web.Response:
@@ -132,7 +138,7 @@ class ScriptedServer:
             self._abort(lambda rid: bool(body.get("abort_all")) or rid.startswith(body["rid"]))
         elif request.path == "/weights_checker":
             if self.info_hangs or self.sums_hang:
-                await asyncio.sleep(3600)
+                await self._never()
             return web.json_response({"success": True, "ranks": [{"checksums": {"w": self.checksum}}]})
         elif request.path == "/update_weight_version":
             self.version = body["new_version"]
@@ -143,6 +149,10 @@ class ScriptedServer:
             self.version = body["weight_version"]
             self.checksum = self.checksum_of(body["model_path"])
         return web.json_response({"success": True})
+
+    async def _never(self) -> None:
+        self.unanswered += 1
+        await asyncio.sleep(3600)
 
     def _abort(self, match: Callable[[str], bool]) -> None:
         for rid, state in self.running.items():
@@ -156,14 +166,14 @@ class ScriptedServer:
             return web.json_response({"error": {"message": fault.message}}, status=fault.status)
         if body["rid"] in self.running:
             return web.json_response({"error": {"message": "duplicate rid"}}, status=400)
-        state = self.running[body["rid"]] = _Running()
+        state = self.running[body["rid"]] = Running()
         try:
             return await self._play(request, body, state, fault)
         finally:
             del self.running[body["rid"]]
 
     async def _play(
-        self, request: web.Request, body: dict[str, Any], state: _Running, fault: Fault | None
+        self, request: web.Request, body: dict[str, Any], state: Running, fault: Fault | None
     ) -> web.StreamResponse:
         stream = web.StreamResponse() if body.get("stream") else None
         if stream is not None:
@@ -184,7 +194,7 @@ class ScriptedServer:
         return stream
 
     async def _tokens(
-        self, body: dict[str, Any], state: _Running, fault: Fault | None, stream: web.StreamResponse | None
+        self, body: dict[str, Any], state: Running, fault: Fault | None, stream: web.StreamResponse | None
     ) -> dict[str, Any] | None:
         """Make the tokens; the finish reason, or None where a fault breaks it off."""
         params = body["sampling_params"]
@@ -196,7 +206,7 @@ class ScriptedServer:
             if len(state.tokens) >= params["max_new_tokens"]:
                 return {"type": "length", "length": len(state.tokens)}
             await asyncio.sleep(self.token_delay)
-            while not (self._going.is_set() or state.aborted):  # noqa: ASYNC110
+            while not state.aborted and self._stands(len(state.tokens)):  # noqa: ASYNC110
                 await asyncio.sleep(0.002)
             if state.aborted:
                 return {"type": "abort", "message": "Aborted"}
@@ -210,7 +220,10 @@ class ScriptedServer:
                 await stream.write(b"data: " + orjson.dumps(self._answer(body["rid"], state, None, deltas)) + b"\n\n")
         return {"type": "stop", "matched": state.tokens[-1] if state.tokens else None}
 
-    def _answer(self, rid: str, state: _Running, finish: dict[str, Any] | None, fault: Fault | None) -> dict[str, Any]:
+    def _stands(self, made: int) -> bool:
+        return not self._going.is_set() or (self.holds_at is not None and made >= self.holds_at)
+
+    def _answer(self, rid: str, state: Running, finish: dict[str, Any] | None, fault: Fault | None) -> dict[str, Any]:
         kind = "" if fault is None else fault.kind
         logprobs = [[-0.5, token, None] for token in state.tokens]
         meta: dict[str, Any] = {"id": rid, "finish_reason": finish, "weight_version": self.version}

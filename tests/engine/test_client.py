@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from agentrl.engine.types import Completion, Span
 from agentrl.errors import DeadlineExceeded, EngineError, RequestRefused
 from agentrl.testing.scripted_server import Fault, ScriptedServer
 from agentrl.types import Version
-from tests.engine.kit import request
+from tests.engine.kit import clock, own_port, request, until
 
 V10, V11 = Version(1, 0), Version(1, 1)
 
@@ -117,8 +117,12 @@ async def test_a_busy_server_is_waited_for_by_time(status: int) -> None:
         client = EngineClient(server.url)
         assert (await client.generate(request("r", [9], max_tokens=2))).tokens.tolist() == [10, 11]
         server.faults += [Fault("status", status=status)] * 1000
+        progress = client.begin(request("r2", [9]))
+        task, move = asyncio.create_task(client.go_on(progress)), clock()
+        await until(lambda: str(status) in progress.waiting_for)
+        move(1000.0)
         with pytest.raises(DeadlineExceeded, match=str(status)):
-            await client.generate(request("r2", [9], seconds=0.5))
+            await task
         await client.close()
 
 
@@ -143,9 +147,7 @@ async def test_an_abort_that_is_not_answered_is_said_again(monkeypatch: pytest.M
         server.faults.append(Fault("reset", after=3))
         client = EngineClient(server.url)
         task = asyncio.create_task(client.generate(request("r", [9], max_tokens=6)))
-        async with asyncio.timeout(30):
-            while len(server.calls) < 3 and not task.done():  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until(lambda: len(server.calls) >= 3 or task.done())
         assert [path for path, _ in server.calls] == ["/generate", "/abort_request", "/abort_request"]
         server.control_delay = 0.0
         assert (await task).tokens.tolist() == list(range(10, 16))
@@ -153,39 +155,42 @@ async def test_an_abort_that_is_not_answered_is_said_again(monkeypatch: pytest.M
 
 
 async def test_a_refused_connection_is_tried_again_without_an_abort() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    client = EngineClient(f"http://127.0.0.1:{port}")
-    task = asyncio.create_task(client.generate(request("r", [9], max_tokens=2)))
-    await asyncio.sleep(0.2)
-    server = ScriptedServer(_counting)
-    await server.start(port)
-    assert (await task).tokens.tolist() == [10, 11]
-    assert [path for path, _ in server.calls] == ["/generate"]
-    await client.close()
-    await server.stop()
+    with own_port() as port:
+        client = EngineClient(f"http://127.0.0.1:{port}")
+        progress = client.begin(request("r", [9], max_tokens=2))
+        task = asyncio.create_task(client.go_on(progress))
+        await until(lambda: progress.losses >= 2)
+        server = ScriptedServer(_counting)
+        await server.start(port)
+        assert (await task).tokens.tolist() == [10, 11]
+        assert [path for path, _ in server.calls] == ["/generate"]
+        await client.close()
+        await server.stop()
 
 
 async def test_the_deadline_names_what_was_waited_for_and_aborts() -> None:
     async with ScriptedServer(_counting) as server:
         server.faults.append(Fault("hang", after=2))
         client = EngineClient(server.url)
+        seen: list[Completion] = []
+        task, move = asyncio.create_task(client.generate(request("r", [9]), seen.append)), clock()
+        await until(lambda: len(seen) == 2)
+        move(1000.0)
         with pytest.raises(DeadlineExceeded, match=r"2 of 8 tokens while waiting for generated tokens"):
-            await client.generate(request("r", [9], seconds=1.0), lambda _: None)
+            await task
         await client.close()
         assert ("/abort_request", {"rid": "r."}) in server.calls
 
 
 async def test_cancelling_sends_an_abort_and_again_after_a_pause() -> None:
-    async with ScriptedServer(_counting, token_delay=0.05) as server:
+    async with ScriptedServer(_counting) as server:
         client = EngineClient(server.url)
         await client.pause()
         task = asyncio.create_task(client.generate(request("r", [9])))
-        await asyncio.sleep(0.1)
+        await until(lambda: server.running)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        await asyncio.sleep(0.05)
+        await until(lambda: any(path == "/abort_request done" for path, _ in server.calls))
         await client.resume()
         await client.close()
         aborts = [body for path, body in server.calls if path == "/abort_request"]
@@ -193,13 +198,16 @@ async def test_cancelling_sends_an_abort_and_again_after_a_pause() -> None:
 
 
 async def test_an_abort_hits_no_request_whose_id_begins_alike() -> None:
-    async with ScriptedServer(_counting, token_delay=0.03) as server:
+    async with ScriptedServer(_counting) as server:
         client = EngineClient(server.url)
+        server.holds_at = 2
         first, *others = [
             asyncio.create_task(client.generate(request(f"s-{name}", [9]))) for name in ("1", "10", "1-0")
         ]
-        await asyncio.sleep(0.1)
+        await until(lambda: [len(state.tokens) for state in server.running.values()] == [2] * 3)
         first.cancel()
+        await until(lambda: any(path == "/abort_request done" for path, _ in server.calls))
+        server.holds_at = None
         done = await asyncio.gather(*others)
         await asyncio.gather(first, return_exceptions=True)
         await client.close()
@@ -235,11 +243,13 @@ async def test_a_stream_of_what_is_new_is_refused(spans: bool) -> None:
 
 async def test_tokens_made_before_a_label_change_keep_their_version() -> None:
     """The label moves while the reply is on the wire; also on servers that send no spans."""
-    async with ScriptedServer(_counting, token_delay=0.02) as server:
+    async with ScriptedServer(_counting) as server:
         client = EngineClient(server.url)
+        server.holds_at = 2
         task = asyncio.create_task(client.generate(request("r", [9], max_tokens=4)))
-        await asyncio.sleep(0.05)
+        await until(lambda: any(len(state.tokens) == 2 for state in server.running.values()))
         await client.set_version(V11)
+        server.holds_at = None
         done = await task
         await client.close()
         assert ("/update_weight_version", {"new_version": "1.1", "abort_all_requests": False}) in server.calls
@@ -248,13 +258,15 @@ async def test_tokens_made_before_a_label_change_keep_their_version() -> None:
 
 @pytest.mark.parametrize("pauses", [True, False])
 async def test_servers_without_spans_need_the_abort_mode(pauses: bool) -> None:
-    async with ScriptedServer(_counting, token_delay=0.02, spans=False, pauses=pauses) as server:
+    async with ScriptedServer(_counting, spans=False, pauses=pauses) as server:
         client = EngineClient(server.url, pause_mode="abort")
-        assert not await client.names_versions(10.0)
+        assert not await client.names_versions(60.0)
+        server.holds_at = 3
         task = asyncio.create_task(client.generate(request("r", [9], max_tokens=8)))
-        await asyncio.sleep(0.07)
+        await until(lambda: any(len(state.tokens) == 3 for state in server.running.values()))
         await client.pause()
-        await asyncio.sleep(0.05)
+        server.holds_at = None
+        await asyncio.sleep(0.05)  # what is asked in the pause would be made with the old weights
         await client.update_from_disk("new", V11)
         await client.resume()
         done = await task
@@ -263,16 +275,29 @@ async def test_servers_without_spans_need_the_abort_mode(pauses: bool) -> None:
     assert [s.version for s in done.spans] == [V10, V11]
 
 
+class _Answers(deque[tuple[int, str]]):
+    """Each takes 200 s by the loop's clock."""
+
+    def __init__(self, answers: Sequence[tuple[int, str]], move: Callable[[float], None]) -> None:
+        super().__init__(answers)
+        self._move = move
+
+    def popleft(self) -> tuple[int, str]:
+        self._move(200.0)
+        return super().popleft()
+
+
 async def test_updates_refused_for_pending_requests_back_off_within_bounds() -> None:
     answers = [(400, "flush refused: pending requests")] * 3
     async with ScriptedServer(_counting, update_answers=answers) as server:
         client = EngineClient(server.url)
         await client.update_from_disk("new", V11)
         assert client.version == V11
-        server.update_answers.extend(answers * 100)
-        short = EngineClient(server.url, load_timeout=0.3)
+        server.update_answers = _Answers(answers * 100, clock())
+        short = EngineClient(server.url, load_timeout=900.0)
         with pytest.raises(EngineError, match="pending"):
             await short.update_from_disk("newer", Version(1, 2))
+        assert len(server.update_answers) == 300 - 5
         assert (await short.model_info()).version == V11
         await client.close()
         await short.close()

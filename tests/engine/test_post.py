@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from agentrl.engine.post import Poster, Unreachable
+from tests.engine.kit import own_port, until
 
 BODY = b'{"x": [1, 2, 3]}'
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -25,6 +26,12 @@ class Served:
         head = await reader.readuntil(b"\r\n\r\n")
         length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
         self.requests.append(head + await reader.readexactly(length))
+
+
+@pytest.fixture(autouse=True)
+def kept_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No connection is too old for the next call because the machine stood still."""
+    monkeypatch.setattr("agentrl.engine.post._IDLE_SECONDS", 600.0)
 
 
 @asynccontextmanager
@@ -132,17 +139,14 @@ async def test_errors_have_their_status() -> None:
 async def test_a_cancelled_call_closes_its_connection() -> None:
     async with serving([b""]) as served:
         task = asyncio.create_task(Poster("127.0.0.1", served.port).post("/generate", b""))
-        while not served.requests:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        await until(lambda: served.requests)
         task.cancel()
         await asyncio.wait([task])
         await served.ended.wait()
 
 
 async def test_nobody_listens() -> None:
-    async with serving([]) as served:
-        port = served.port
-    with pytest.raises(Unreachable, match=str(port)):
+    with own_port() as port, pytest.raises(Unreachable, match=str(port)):
         await Poster("127.0.0.1", port).post("/generate", b"")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from agentrl.engine.router import Router
 from agentrl.errors import DeadlineExceeded, EngineError
 from agentrl.testing.scripted_server import Fault, ScriptedServer
 from agentrl.types import Version
-from tests.engine.kit import request
+from tests.engine.kit import own_port, request, until
 
 V11 = Version(1, 1)
 
@@ -26,17 +26,23 @@ def _counting(prompt: Sequence[int]) -> list[int]:
 
 @asynccontextmanager
 async def _fleet(n: int, **settings: float) -> AsyncIterator[tuple[Router, list[ScriptedServer]]]:
+    """Engines that are asked often, and given up by patience only where a test says so."""
     servers = [ScriptedServer(_counting, **settings) for _ in range(n)]  # type: ignore[arg-type]
-    for server in servers:
-        await server.start()
-    clients = [EngineClient(s.url, control_timeout=0.5, load_timeout=2.0) for s in servers]
-    router = Router(clients, check_every=0.05, max_misses=2)
-    try:
-        yield router, servers
-    finally:
-        await router.close()
+    with ExitStack() as ports:
         for server in servers:
-            await server.stop()
+            await server.start(ports.enter_context(own_port()))
+        router = Router([EngineClient(s.url) for s in servers], check_every=0.05, max_misses=2)
+        try:
+            yield router, servers
+        finally:
+            await router.close()
+            for server in servers:
+                await server.stop()
+
+
+def _made(servers: Sequence[ScriptedServer]) -> list[int]:
+    """How many tokens each live request has."""
+    return [len(state.tokens) for server in servers for state in server.running.values()]
 
 
 def _asked(server: ScriptedServer) -> list[dict[str, object]]:
@@ -53,13 +59,16 @@ async def test_sessions_stick_and_load_spreads() -> None:
 
 
 async def test_a_dying_engine_loses_nothing() -> None:
-    async with _fleet(2, token_delay=0.01) as (router, servers):
+    async with _fleet(2, token_delay=0.001) as (router, servers):
+        for server in servers:
+            server.holds_at = 30
         tasks = [
             asyncio.create_task(router.generate(request(f"r{i}", [9], max_tokens=45, session=f"s{i}")))
             for i in range(8)
         ]
-        await asyncio.sleep(0.3)
+        await until(lambda: _made(servers) == [30] * 8)
         await servers[0].stop()
+        servers[1].holds_at = None
         done = await asyncio.gather(*tasks)
         moved = [b for b in _asked(servers[1]) if "~" in str(b["rid"])]
         assert router.fenced.keys() == {servers[0].url}
@@ -72,8 +81,10 @@ async def test_a_hanging_engine_is_fenced_and_its_requests_move() -> None:
     async with _fleet(2) as (router, servers):
         servers[0].faults.append(Fault("hang", after=3))
         task = asyncio.create_task(router.generate(request("r", [9], max_tokens=6)))
-        await asyncio.sleep(0.1)
+        await until(lambda: _made(servers) == [3])
         servers[0].info_hangs = True
+        router._seats[0].client._control_timeout = 0.1
+        await until(lambda: servers[0].unanswered > 1)
         done = await task
         assert servers[0].url in router.fenced
     assert done.tokens.tolist() == list(range(10, 16))
@@ -93,10 +104,10 @@ async def test_an_engine_comes_back_while_another_one_is_lost() -> None:
         router._seats[0].client._control_timeout = 1e9
         await router.generate(request("r", [9]))
         servers[0].info_hangs = True
-        await asyncio.sleep(0.2)  # it is being asked
+        await until(lambda: servers[0].unanswered)  # it is being asked
         router.fence(servers[1].url, "it did not fetch in time")
         router.fence(servers[0].url, "its host is gone")
-        await _until(lambda: router.serving == (servers[1].url,), 30.0)
+        await until(lambda: router.serving == (servers[1].url,))
 
 
 async def test_a_poison_request_does_not_take_every_engine() -> None:
@@ -111,18 +122,27 @@ async def test_a_poison_request_does_not_take_every_engine() -> None:
 async def test_no_engine_at_all_ends_at_the_deadline() -> None:
     async with _fleet(1) as (router, servers):
         await servers[0].stop()
+        waits = asyncio.create_task(router.generate(request("waits", [9])))
+        await until(lambda: router.fenced)
         with pytest.raises(DeadlineExceeded, match="no engine served"):
-            await router.generate(request("r", [9], seconds=0.5))
+            await router.generate(request("r", [9], seconds=0.1))
+        assert not waits.done()
+        waits.cancel()
+        await asyncio.wait((waits,))
 
 
 async def test_publish_updates_only_paused_engines_and_resumes_all() -> None:
     async with _fleet(3, control_delay=0.02, token_delay=0.01) as (router, servers):
+        for server in servers:
+            server.holds_at = 30
         tasks = [
             asyncio.create_task(router.generate(request(f"r{i}", [9], max_tokens=40, session=f"s{i}")))
             for i in range(9)
         ]
-        await asyncio.sleep(0.1)
+        await until(lambda: len(made := _made(servers)) == 9 and min(made) > 2)
         report = await router.publish("new", V11)
+        for server in servers:
+            server.holds_at = None
         done = await asyncio.gather(*tasks)
         for server in servers:
             controls = [path for path, _ in server.calls if path.startswith(("/pause", "/update_weights", "/continue"))]
@@ -141,6 +161,8 @@ async def test_publish_updates_only_paused_engines_and_resumes_all() -> None:
 
 async def test_engines_that_swap_between_two_tokens_are_not_paused() -> None:
     async with _fleet(2, control_delay=0.02, token_delay=0.01) as (_, servers):
+        for server in servers:
+            server.holds_at = 30
         clients = [EngineClient(s.url, hot_swap=s is servers[0]) for s in servers]
         router = Router(clients)
         try:
@@ -148,8 +170,10 @@ async def test_engines_that_swap_between_two_tokens_are_not_paused() -> None:
                 asyncio.create_task(router.generate(request(f"r{i}", [9], max_tokens=40, session=f"s{i}")))
                 for i in range(6)
             ]
-            await asyncio.sleep(0.1)
+            await until(lambda: len(made := _made(servers)) == 6 and min(made) > 2)
             report = await router.publish("new", V11)
+            for server in servers:
+                server.holds_at = None
             done = await asyncio.gather(*tasks)
         finally:
             await router.close()
@@ -175,7 +199,7 @@ async def test_an_engine_that_refuses_alone_is_fenced_until_it_has_the_weights()
         servers[0].update_answers.append((400, "disk error"))
         report = await router.publish("new", V11)
         assert report.failed.keys() == {servers[0].url}
-        await _until(lambda: not router.fenced)
+        await until(lambda: not router.fenced)
         assert [s.version for s in servers] == ["1.1", "1.1"]
 
 
@@ -214,10 +238,10 @@ async def test_a_restarted_engine_comes_back_with_the_current_weights() -> None:
         await router.publish("new", V11)
         port = int(servers[0].url.rsplit(":", 1)[1])
         await servers[0].stop()
-        await _until(lambda: bool(router.fenced))
+        await until(lambda: bool(router.fenced))
         again = ScriptedServer(_counting)
         await again.start(port)
-        await _until(lambda: not router.fenced)
+        await until(lambda: not router.fenced)
         assert (again.version, again.checksum) == ("1.1", "new")
         await again.stop()
 
@@ -225,13 +249,13 @@ async def test_a_restarted_engine_comes_back_with_the_current_weights() -> None:
 async def test_a_lone_engine_that_was_restarted_proves_its_weights_before_it_serves(tmp_path: Path) -> None:
     async with _fleet(1) as (router, (server,)):
         await router.publish(tmp_path, V11)
-        await _until(lambda: router._noted is not None)
+        await until(lambda: router._noted is not None)
         await server.stop()
-        await _until(lambda: router.fenced)
+        await until(lambda: router.fenced)
         later = ScriptedServer(_counting, version="0.0")
         later.checksum_of = lambda _: "half a file"
         await later.start()
-        client = EngineClient(later.url, control_timeout=0.5, load_timeout=2.0)
+        client = EngineClient(later.url)
         try:
             with pytest.raises(EngineError, match=r"other weights than those that served 1\.1: \['0/w'\]"):
                 await router.add(client)
@@ -249,14 +273,15 @@ async def test_a_lone_engine_that_was_restarted_proves_its_weights_before_it_ser
 async def test_an_engine_that_vouches_for_another_and_is_lost_holds_nobody_up(tmp_path: Path) -> None:
     async with _fleet(1) as (router, (server,)), ScriptedServer(_counting) as late:
         await router.publish(tmp_path, V11)
-        await _until(lambda: router._noted is not None)
+        await until(lambda: router._noted is not None)
         router._seats[0].client._load_timeout = 1e9
         server.sums_hang = True
         before = len(server.calls)
         joining = asyncio.create_task(router.add(EngineClient(late.url)))
-        await _until(lambda: "/weights_checker done" in [path for path, _ in server.calls[before:]])
+        await until(lambda: "/weights_checker done" in [path for path, _ in server.calls[before:]])
+        server.info_hangs = True
         router.fence(server.url, "its host is gone")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await joining
             await router.publish("newer", Version(1, 2))
         assert router.serving == (late.url,)
@@ -269,15 +294,8 @@ async def test_an_engine_that_goes_while_it_comes_back_holds_nobody_up(tmp_path:
         servers[1].sums_hang = True
         router.fence(servers[1].url, "no answer")
         before = len(servers[1].calls)
-        await _until(lambda: "/weights_checker done" in [path for path, _ in servers[1].calls[before:]])
-        async with asyncio.timeout(30):
+        await until(lambda: "/weights_checker done" in [path for path, _ in servers[1].calls[before:]])
+        async with asyncio.timeout(60):
             await router.remove(servers[1].url)
             await router.publish("newer", Version(1, 2))
         assert router.serving == (servers[0].url,)
-
-
-async def _until(ready: object, seconds: float = 60.0) -> None:
-    assert callable(ready)
-    async with asyncio.timeout(seconds):
-        while not ready():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
