@@ -31,7 +31,7 @@ from agentrl.testing.tiny import make_tiny_model
 from agentrl.types import Info, Message, Row, Step
 
 HERE = Path(__file__).resolve().parent
-ORPHAN_SECONDS = 15.0
+ORPHAN_SECONDS = 60.0
 STALL_SECONDS = 400.0
 KINDS = tuple((name, number) for number in ("SIGKILL", "SIGSTOP") for name in ("conductor", "trainer", "engine"))
 CONFIG = """
@@ -208,7 +208,7 @@ class Chaos:
         before = self.steps()
         self.wait("a step", lambda: self.steps() > before)
         self.conductor.send_signal(signal.SIGINT)
-        self.conductor.wait(60)
+        self.conductor.wait(120)
         last = max(line["step"] for line in read_metrics(self.run / "metrics.jsonl") if line["kind"] == "step")
         self.overrides.append(f"train.steps={last + more}")
         self.conductor = self.start()

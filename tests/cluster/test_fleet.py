@@ -125,6 +125,7 @@ async def test_engines_join_serve_change_weights_and_leave(cluster: Cluster) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("cluster", [10.0], indirect=True)
 async def test_a_slow_engine_is_left_behind_and_comes_back_when_it_has_caught_up(cluster: Cluster) -> None:
     slow, _ = cluster.add(), cluster.add()
@@ -144,6 +145,7 @@ async def test_a_slow_engine_is_left_behind_and_comes_back_when_it_has_caught_up
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 async def test_an_engine_that_dies_is_started_again_with_the_current_weights(cluster: Cluster) -> None:
     one, _ = cluster.add(), cluster.add()
     router = await cluster.fleet.start(cluster.model, Version(1, 0))
@@ -160,6 +162,7 @@ async def test_an_engine_that_dies_is_started_again_with_the_current_weights(clu
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 async def test_a_worker_that_nobody_answers_ends_its_engine_before_it_is_given_up(cluster: Cluster) -> None:
     one, _ = cluster.add(), cluster.add()
     await cluster.fleet.start(cluster.model, Version(1, 0))
@@ -175,6 +178,7 @@ async def test_a_worker_that_nobody_answers_ends_its_engine_before_it_is_given_u
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 async def test_a_folder_that_was_not_fetched_is_not_loaded(cluster: Cluster) -> None:
     cluster.add(), cluster.add()
     await cluster.fleet.start(cluster.model, Version(1, 0))

@@ -17,7 +17,7 @@ import pytest
 
 from tests.cluster.aim import Aim, nothing_was_handed_in_late, send
 from tests.cluster.hosts import Host, ip
-from tests.cluster.kit import Cluster, ledger
+from tests.cluster.kit import PATIENCE, Cluster, ledger
 from tests.conductor.kit import lines
 
 RAY = """
@@ -71,7 +71,7 @@ def join_ray(cluster: Cluster, host: Host) -> subprocess.Popen[str]:
 def joined(*nodes: subprocess.Popen[str]) -> None:
     """Wait until they run."""
     for node in nodes:
-        told, _ = node.communicate(timeout=120)
+        told, _ = node.communicate(timeout=PATIENCE)
         assert node.returncode == 0, told
 
 
@@ -89,7 +89,7 @@ def bearers(host: Host) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install 'agentrl[ray]'")
 def test_what_ray_loses_costs_nothing_but_time(cluster: Cluster) -> None:
     for host in (cluster.conductor, cluster.a, cluster.b):
@@ -112,7 +112,7 @@ def test_what_ray_loses_costs_nothing_but_time(cluster: Cluster) -> None:
         if (moment, fault) != STRIKES[-1]:
             coming = [join_ray(cluster, host)]
     conductor.send_signal(signal.SIGINT)
-    conductor.wait(60)
+    conductor.wait(PATIENCE)
     assert ledger(cluster.run)["incarnations"] >= 1 + len(STRIKES)
     nothing_was_handed_in_late(cluster.run)
 

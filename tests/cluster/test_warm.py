@@ -11,6 +11,7 @@ from agentrl.cluster.warm import WarmRanks
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 async def test_a_rank_that_waits_becomes_the_one_that_is_wanted(tmp_path: Path) -> None:
     warm = WarmRanks(1, tmp_path)
     warm.fill()

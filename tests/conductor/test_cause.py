@@ -103,12 +103,12 @@ class Broken(Algorithm):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 def test_two_real_ranks_have_a_log_each_and_the_faulty_one_is_named(tmp_path: Path) -> None:
     place = make_place(tmp_path)
     (place / "broken.py").write_text(BROKEN)
     settings = ("train.ranks=2", "algorithm.name=broken:Broken", "eval.every=1000", "monitor.trainer_restarts=0")
-    code, output = finished(start(place, "train", "run.toml", *settings), 200)
+    code, output = finished(start(place, "train", "run.toml", *settings))
     assert code == 1, output
     logs = place / "runs" / "r" / "logs"
     told = output[output.index("error: ") :].splitlines()

@@ -37,6 +37,7 @@ def only(findings: list[Finding]) -> Finding:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_this_machine_and_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(make_place(tmp_path))
     monkeypatch.delenv("AGENTRL_SGLANG_PYTHON", raising=False)

@@ -66,6 +66,7 @@ def failed(result: Result, check: str, *texts: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_a_sound_run_is_played_stepped_and_planned(place: Path) -> None:
     code, output = finished(start(place, "train", "run.toml", "--dry-run"), 300)
     assert code == 0, output

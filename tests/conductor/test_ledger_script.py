@@ -62,7 +62,7 @@ async def run(tmp_path: Path) -> Path:
 
 
 def verdict(run: Path) -> tuple[int, dict[str, Any]]:
-    done = subprocess.run([sys.executable, str(SCRIPT), str(run)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, str(SCRIPT), str(run)], capture_output=True, text=True, timeout=100)
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)
 

@@ -139,11 +139,11 @@ def test_a_mixed_run_has_figures_of_each(tmp_path: Path) -> None:
     assert "[[env]]" in text
     (place / "terse.py").write_text(CUT)
     (place / "run.toml").write_text(text)
-    code, said = finished(start(place, "train", "run.toml"), seconds=400)
+    code, said = finished(start(place, "train", "run.toml", "train.steps=10"), seconds=400)
     assert code == 0, said
     run = place / "runs/r"
     seen = {name for line in lines(run, "step") for name in line.get("envs", {})}
-    assert seen == {"one", "two"}
+    assert seen == {"one", "two"}, "of ten groups that live some are of either, and are trained sooner or later"
     lengths = [line["envs"]["two"]["length"] for line in lines(run, "step") if "two" in line.get("envs", {})]
     assert max(lengths) <= 8, "two turns of four tokens: it is played by the agent of its own"
     assert max(line["envs"]["one"]["length"] for line in lines(run, "step") if "one" in line.get("envs", {})) > 8

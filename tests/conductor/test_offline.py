@@ -18,7 +18,7 @@ from agentrl.errors import ConfigError
 from agentrl.monitor.metrics import read_metrics
 from agentrl.rollout.pool import Pool
 from agentrl.types import Sampled, Version
-from tests.conductor.kit import make_place, start, wait_for
+from tests.conductor.kit import PATIENCE, make_place, start, wait_for
 from tests.train.drawing import random_group
 
 
@@ -61,14 +61,15 @@ def test_what_is_no_pool_or_too_small_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_roll_out_then_train_from_the_pool(tmp_path: Path) -> None:
     place = make_place(tmp_path)
-    played = start(place, "rollout", "run.toml", "--groups", "5", 'name="played"')
+    played = start(place, "rollout", "run.toml", "--groups", "5", 'name="played"', "env.args.gate=6")
     state = place / "runs/played/state.json"
     wait_for(lambda: state.exists() and "engine_requests_in_flight" in state.read_text(), played)
     assert json.loads(state.read_text())["phase"] == "rolling out"
-    said, _ = played.communicate(timeout=280)
+    (place / "go").touch()
+    said, _ = played.communicate(timeout=PATIENCE)
     assert played.returncode == 0, said
     with closing(sqlite3.connect(place / "runs/played/pool.sqlite")) as db:
         assert db.execute("SELECT COUNT(*) FROM groups").fetchone()[0] >= 5
@@ -77,7 +78,7 @@ def test_roll_out_then_train_from_the_pool(tmp_path: Path) -> None:
     assert told["reward_mean"] > 0
     assert not (place / "runs/played/checkpoints").exists() or not any((place / "runs/played/checkpoints").iterdir())
     trained = start(place, "replay", "run.toml", "--pool", "runs/played", 'name="trained"', "train.checkpoint_every=0")
-    said, _ = trained.communicate(timeout=280)
+    said, _ = trained.communicate(timeout=PATIENCE)
     assert trained.returncode == 0, said
     steps = [line for line in read_metrics(place / "runs/trained/metrics.jsonl") if line["kind"] == "step"]
     assert [line["step"] for line in steps] == [1, 2, 3]

@@ -90,6 +90,7 @@ def test_a_tracker_that_is_not_installed_is_named_before_the_run(monkeypatch: py
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_wandb_offline_gets_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needs("wandb")
     for name, value in (
