@@ -142,6 +142,7 @@ class _Container:
     def __init__(self, home: Boxes, slot: int) -> None:
         self._home, self._slot = home, slot
         self._container: Any = None
+        self._attaching: asyncio.Future[socket.socket] | None = None
         self._stderr = bytearray()
         self._pump: asyncio.Task[None] | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -156,7 +157,8 @@ class _Container:
             self._container = await creating
             raise
         container = self._container
-        raw = await home.call("attaching", lambda: home.attach(container))
+        self._attaching = asyncio.ensure_future(home.call("attaching", lambda: home.attach(container)))
+        raw = await asyncio.shield(self._attaching)
         raw.setblocking(False)
         raw_reader, self._writer = await asyncio.open_connection(sock=raw)
         reader = asyncio.StreamReader()
@@ -188,6 +190,10 @@ class _Container:
         try:
             async with asyncio.timeout(10.0):
                 await self._home.call("inspecting", self._container.reload)
+                # Its streams close before the engine has noted how it ended.
+                while self._container.attrs["State"]["Running"] and self._pump is not None and self._pump.done():
+                    await asyncio.sleep(0.1)
+                    await self._home.call("inspecting", self._container.reload)
                 state = self._container.attrs["State"]
                 told = f"container {state['Status']}, exit code {state['ExitCode']} {state['Error']} {text}"
                 return Loss(told.strip(), bool(state["OOMKilled"]))
@@ -200,6 +206,10 @@ class _Container:
 
         if self._writer is not None:
             self._writer.close()
+        elif self._attaching is not None:
+            await asyncio.wait([self._attaching])  # the thread that makes the socket cannot be stopped
+            if self._attaching.exception() is None:
+                self._attaching.result().close()
         if self._pump is not None:
             self._pump.cancel()
             await asyncio.wait([self._pump], timeout=5.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from pathlib import Path
@@ -46,7 +47,7 @@ class Cgroup:
             return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
         return 0
 
-    def remove(self, seconds: float = 5.0) -> bool:
+    def remove(self, seconds: float = 30.0) -> bool:
         """Kill what is in it and remove it; False when something would not go in time."""
         until = time.monotonic() + seconds
         while True:
@@ -153,6 +154,9 @@ def _kill_members(folder: Path) -> None:
             os.kill(int(pid), 9)
     except (FileNotFoundError, ProcessLookupError):
         pass
+    except OSError as error:
+        if error.errno != errno.ENODEV:  # somebody else removed it after it was opened
+            raise
 
 
 def _rmdir(folder: Path) -> bool:

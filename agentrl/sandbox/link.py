@@ -53,6 +53,8 @@ AT_START = {"LD_BIND_NOW": "1"}
 SLACK = 20.0
 """Seconds beyond a program's own time-out after which a silent box counts as lost."""
 FILE_SECONDS = 30.0
+STOP_SECONDS = 10.0
+"""For a fork server to end what runs, and itself; one that is killed before leaves programs that nobody ends."""
 
 
 class Loss(NamedTuple):
@@ -311,14 +313,17 @@ class Process:
             return Loss("its pipe closed")
 
     async def stop(self) -> None:
-        """Close its pipe, which ends it and all it started; kill it after two seconds."""
+        """Close its pipe, which ends it and all it started; kill it where it takes too long."""
         self._stdin.close()
         try:
-            async with asyncio.timeout(2.0):
+            async with asyncio.timeout(STOP_SECONDS):
                 await self._process.wait()
         except TimeoutError:
-            # Its process group: bubblewrap's inner process outlives the outer one.
-            os.killpg(self._process.pid, signal.SIGKILL)
+            try:
+                # Its process group: bubblewrap's inner process outlives the outer one.
+                os.killpg(self._process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass  # it ended while this process stood still
             await self._process.wait()
         self._process._transport.close()  # type: ignore[attr-defined]  # else its pipes wait for the collector
 

@@ -48,13 +48,23 @@ def private_folder() -> Path:
     home = _home()
     folder = home / f"{owner_label()}-{uuid.uuid4().hex[:8]}"
     try:
-        folder.mkdir(mode=0o700, parents=True)
+        _made(folder)
         home.chmod(0o700)
         if home.is_symlink() or home.stat().st_uid != os.getuid():
             raise SandboxLost(f"{home} belongs to somebody else; remove it, or set TMPDIR")
     except OSError as error:
         raise SandboxLost(f"cannot make a folder for boxes under {home}: {error}") from error
     return folder
+
+
+def _made(folder: Path, tries: int = 100) -> None:
+    # Whoever discards the last folder in the home removes that too, at any moment.
+    for left in reversed(range(tries)):
+        try:
+            return folder.mkdir(mode=0o700, parents=True)
+        except FileNotFoundError:
+            if not left:
+                raise
 
 
 def discard_folder(folder: Path) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import secrets
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,7 @@ needs_docker = pytest.mark.skipif(not DOCKER_IS_HERE, reason="needs an engine at
 BUBBLEWRAP = pytest.param("bubblewrap", marks=needs_bwrap)
 DOCKER = pytest.param("docker", marks=[pytest.mark.docker, needs_docker])
 BOUNDARIES = [BUBBLEWRAP, DOCKER]
+GOING_SECONDS = 20.0
 
 
 def pool_of(kind: str, **settings: Any) -> Pool:
@@ -60,11 +64,43 @@ def traces(label: str | None = None) -> dict[str, list[str]]:
 
 @contextmanager
 def nothing_left() -> Iterator[None]:
-    """Fails when a box that began within left something; a pool around it may go on."""
+    """Fails when a box that began within left something; a pool around it may go on.
+
+    What is killed takes a moment to go: programs within are to last longer than `GOING_SECONDS`.
+    """
     before = traces()
     yield
-    left = {kind: new for kind, names in traces().items() if (new := sorted(set(names) - set(before.get(kind, ()))))}
-    assert not left, f"left behind: {left}"
+    until = time.monotonic() + GOING_SECONDS
+    while left := {
+        kind: new for kind, names in traces().items() if (new := sorted({*names} - {*before.get(kind, ())}))
+    }:
+        assert time.monotonic() < until, f"left behind: {left}"
+        time.sleep(0.05)
+
+
+async def eventually(done: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Wait until it is so."""
+    until = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < until, f"not within {seconds} s"
+        await asyncio.sleep(0.05)
+
+
+def long_sleep() -> list[str]:
+    """A program that lasts for years, and that nothing else on this machine runs."""
+    return ["sleep", str(secrets.randbelow(10**8) + 10**8)]
+
+
+def running(*argv: str) -> list[Path]:
+    """The processes of this machine with these very arguments; those in boxes are among them."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        try:
+            if folder.name.isdigit() and (folder / "cmdline").read_bytes() == "\0".join((*argv, "")).encode():
+                found.append(folder)
+        except OSError:
+            continue
+    return found
 
 
 def _uid(folder: Path) -> int:

@@ -11,7 +11,7 @@ from agentrl.sandbox import SandboxOptions, open_sandbox
 async def main(kind: str) -> None:
     warnings.simplefilter("ignore")
     async with open_sandbox(SandboxOptions(kind=kind, slots=1)) as pool, pool.box() as box:
-        running = asyncio.create_task(box.exec(["sleep", f"4{os.getpid()}"], timeout=400))
+        running = asyncio.create_task(box.exec(["sleep", f"4{os.getpid()}"], timeout=4000))
         await asyncio.sleep(0)  # asked for; when the program runs depends on the machine
         print("running", flush=True)
         await running

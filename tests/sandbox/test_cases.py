@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import resource
-import time
+import shlex
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentrl.sandbox import SandboxLost
-from agentrl.sandboxes.docker import LABEL, Frames
+from agentrl.sandboxes.docker import LABEL, Boxes, Frames
 from tests.sandbox import test_faults as faults
 from tests.sandbox.attacks import others
-from tests.sandbox.kinds import BOUNDARIES, DOCKER, DOCKER_IS_HERE, containers, needs_bwrap, nothing_left, pool_of
+from tests.sandbox.kinds import (
+    BOUNDARIES,
+    DOCKER,
+    DOCKER_IS_HERE,
+    containers,
+    eventually,
+    long_sleep,
+    needs_bwrap,
+    nothing_left,
+    pool_of,
+    running,
+)
 
 LINES = (Path(__file__).parent.parent / "cases" / "sandbox.jsonl").read_text().splitlines()
 CASES: dict[str, dict[str, Any]] = {case["id"]: case for case in map(json.loads, LINES)}
@@ -58,10 +72,8 @@ async def test_plain_commands(kind: str) -> None:
 async def test_h01_h14_a_timed_out_command_is_gone_and_the_next_one_runs(kind: str) -> None:
     given, expected = CASES["H01"]["input"], CASES["H01"]["expected"]
     async with pool_of(kind) as pool, pool.box() as box:
-        started = time.monotonic()
         done = await box.exec(["sh", "-c", given["cmd"]], timeout=given["timeout_s"])
-        assert done.timed_out
-        assert time.monotonic() - started < expected["returns_within_s"]
+        assert done.timed_out == expected["timed_out"]
         assert await others(box) == ""
         assert (await box.exec(["sleep", "999"], timeout=1)).timed_out
         assert (await box.exec(["echo", "ok"])).stdout.decode() == CASES["H14"]["expected"]["second"]["stdout"]
@@ -72,7 +84,7 @@ async def test_h15_a_flood_costs_the_caller_no_memory(kind: str) -> None:
     given, expected = CASES["H15"]["input"], CASES["H15"]["expected"]
     async with pool_of(kind, output_bytes=given["cap_bytes"]) as pool, pool.box() as box:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        done = await box.exec([given["cmd"]], timeout=given["timeout_s"])
+        done = await box.exec([given["cmd"]], timeout=20 * given["timeout_s"])
         grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     assert done.truncated
     assert 0 < len(done.stdout) <= expected["stdout_len_max"]
@@ -92,13 +104,21 @@ async def test_h18_killed_for_memory(kind: str) -> None:
 async def test_h12_a_program_that_ignores_the_polite_signal(kind: str) -> None:
     with nothing_left():
         async with pool_of(kind) as pool, pool.box() as box:
-            running = asyncio.create_task(box.exec(["sh", "-c", CASES["H12"]["input"]["entry"]], timeout=100))
-            await asyncio.sleep(0.5)
-            started = time.monotonic()
+            # With a number by which it is found among all of this machine.
+            entry = CASES["H12"]["input"]["entry"].replace("do ", f"do : {long_sleep()[1]}; ")
+            program = asyncio.create_task(box.exec(["sh", "-c", entry], timeout=600))
+            await eventually(lambda: any(map(_ignores_term, running(*shlex.split(entry)))))
             await box.close()
-            assert time.monotonic() - started < CASES["H12"]["expected"]["close_within_s"]
             with pytest.raises(SandboxLost):
-                await running
+                await program
+
+
+def _ignores_term(process: Path) -> bool:
+    try:
+        ignored = re.search(r"SigIgn:\s+(\w+)", (process / "status").read_text())
+    except OSError:
+        return False
+    return ignored is not None and bool(int(ignored[1], 16) >> (signal.SIGTERM - 1) & 1)
 
 
 @pytest.mark.slow
@@ -129,27 +149,41 @@ async def test_h07_owners_are_labelled_and_reaped(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", [DOCKER])
 async def test_h09_a_cancelled_user_leaves_no_container(kind: str) -> None:
+    program = long_sleep()
     async with pool_of(kind) as pool:
 
         async def use() -> None:
             async with pool.box() as box:
-                await box.exec(["sleep", "60"], timeout=90)
+                await box.exec(program, timeout=600)
 
-        for delay in (0.05, 2.0):  # while the container starts, and while the program runs
+        stages: list[Callable[[], object]] = [lambda: pool.standing().starting, containers, lambda: running(*program)]
+        for reached in stages:  # while the container is made, while it starts, and while the program runs
             user = asyncio.create_task(use())
-            await asyncio.sleep(delay)
+            await eventually(lambda reached=reached: bool(reached()))  # type: ignore[misc]
             user.cancel()
             await asyncio.wait([user])
     assert containers() == []
 
 
 @pytest.mark.parametrize("kind", [DOCKER])
-async def test_h20_many_containers_close_at_once(kind: str) -> None:
-    count = CASES["H20"]["input"]["containers"]
-    pool = pool_of(kind, slots=count)
+async def test_h20_many_containers_close_at_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    count, call = CASES["H20"]["input"]["containers"], Boxes.call
+    removing, most = 0, 0
+
+    async def counted(self: Boxes, what: str, act: Callable[[], Any]) -> Any:
+        nonlocal removing, most
+        ours = what == "removing a container"
+        removing += ours
+        most = max(most, removing)
+        try:
+            return await call(self, what, act)
+        finally:
+            removing -= ours
+
+    monkeypatch.setattr(Boxes, "call", counted)
+    pool = pool_of(kind, slots=count, start_seconds=600.0)
     await pool.warm()
     assert len(containers()) == count
-    started = time.monotonic()
     await pool.close()
-    assert time.monotonic() - started < CASES["H20"]["expected"]["close_all_within_s"]
-    assert containers() == []
+    assert most == count, "none waits until another one is gone"
+    assert len(containers()) == CASES["H20"]["expected"]["containers_left"]

@@ -11,7 +11,7 @@ from agentrl.errors import ConfigError, ContractError
 from agentrl.sandbox import E2BStyle, ExecResult, SandboxLost, SandboxOptions, check_sandbox, open_sandbox
 from agentrl.sandbox.link import ServerBox
 from agentrl.sandboxes.subprocess import NoBoundaryWarning
-from tests.sandbox.kinds import BOUNDARIES, nothing_left, pool_of
+from tests.sandbox.kinds import BOUNDARIES, eventually, long_sleep, nothing_left, pool_of, running
 
 SUBPROCESS = pytest.param(
     "subprocess", marks=pytest.mark.filterwarnings("ignore::agentrl.sandboxes.subprocess.NoBoundaryWarning")
@@ -84,7 +84,7 @@ async def test_facade_in_e2b_style(kind: str) -> None:
         await hosted.files.write("a.txt", "naïve")
         done = await hosted.commands.run("cat a.txt | wc -c; exit 4")
         assert (done.stdout.strip(), done.exit_code, done.error) == ("6", 4, None)
-        assert (await hosted.commands.run("sleep 9", timeout=0.3)).error == "timeout"
+        assert (await hosted.commands.run(" ".join(long_sleep()), timeout=0.3)).error == "timeout"
         assert await hosted.files.read("a.txt") == "naïve"
 
 
@@ -92,14 +92,23 @@ async def test_facade_in_e2b_style(kind: str) -> None:
 async def test_a_cancelled_program_leaves_nothing(kind: str) -> None:
     with nothing_left():
         async with pool_of(kind) as pool:
-            await pool.warm(1)
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.5), pool.box() as box:
-                    await box.exec(["sleep", "50"], timeout=60)
+            program, boxes = long_sleep(), []
+
+            async def use() -> None:
+                async with pool.box() as box:
+                    boxes.append(box)
+                    await box.exec(program, timeout=600)
+
+            user = asyncio.create_task(use())
+            await eventually(lambda: bool(running(*program)))
+            user.cancel()
+            await asyncio.wait([user])
+            assert user.cancelled()
             with pytest.raises(SandboxLost, match="is gone"):
-                await box.exec(["true"])
+                await boxes[0].exec(["true"])
             async with pool.box() as another:
                 assert (await another.exec(["echo", "ok"])).ok
+    await eventually(lambda: not running(*program))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -167,10 +176,10 @@ async def test_many_at_once_wait_in_line_and_clocks_start_with_the_program(kind:
 
         async def one(number: int) -> ExecResult:
             async with pool.box() as box:
-                return await box.exec(["sh", "-c", f"sleep 0.02; echo {number}"], timeout=2.5)
+                return await box.exec(["sh", "-c", f"sleep 0.12; echo {number}"], timeout=10.0)
 
         started = time.monotonic()
         done = await asyncio.gather(*(one(number) for number in range(200)))
         assert [result.stdout for result in done] == [f"{number}\n".encode() for number in range(200)]
         assert not any(result.timed_out for result in done)
-        assert time.monotonic() - started > 2.0  # so that a clock that starts in the line would have run out
+        assert time.monotonic() - started > 10.0  # so that a clock that starts in the line would have run out
