@@ -25,10 +25,11 @@ class ScriptedEngine:
     engine.version = Version(1, 1)                # as a publish would; running requests get a second span
     ```
 
-    `delay` seconds pass before the first token and `token_delay` before each later one. `decode` is needed only where
-    requests have stop strings. Without `grammars` it refuses them; with them the script must obey. Where likeliest
-    tokens are asked for, the script's own is first and the others are the lowest ids, each 0.1 less likely. `requests`
-    lists everything that was asked.
+    `delay` seconds pass before the first token and `token_delay` before each later one; at `holds_at` tokens every
+    request stands still until that is None again, so that a test can act in the middle of it. `decode` is needed only
+    where requests have stop strings. Without `grammars` it refuses them; with them the script must obey. Where
+    likeliest tokens are asked for, the script's own is first and the others are the lowest ids, each 0.1 less likely.
+    `requests` lists everything that was asked.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class ScriptedEngine:
         self.context_length = context_length
         self.decode = decode
         self.grammars = grammars
+        self.holds_at: int | None = None
         self.requests: list[GenerateRequest] = []
         self.running = 0
 
@@ -92,6 +94,8 @@ class ScriptedEngine:
                 break
             if tokens and self.token_delay:
                 await asyncio.sleep(self.token_delay)
+            while self.holds_at is not None and len(tokens) >= self.holds_at:  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
             tokens.append(int(token))
             versions.append(self.version)
             if on_tokens is not None:

@@ -78,7 +78,7 @@ async def test_an_episode_of_an_unmodified_agent_is_recorded(
         stderr=subprocess.PIPE,
         env=plain,
     )
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(600):
         said, complaints = await process.communicate()
     assert process.returncode == 0, complaints.decode()
     assert said.decode().splitlines()[-1] == "5 and 6 / 2"

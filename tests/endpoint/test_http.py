@@ -143,10 +143,14 @@ async def test_a_token_outside_the_vocabulary_is_an_engine_fault(setup: Callable
 
 
 async def test_a_timeout_retry_returns_the_first_result(setup: Callable[..., Any]) -> None:
-    async with serving(setup(["a1<|im_end|>", "a2<|im_end|>"], delay=0.6)) as s:
+    options = EndpointOptions(retry_grace=600.0)
+    async with serving(setup(["a1<|im_end|>", "a2<|im_end|>"], delay=0.6, options=options)) as s:
         session = s.open()
-        client = session.openai().with_options(timeout=0.3, max_retries=5)
-        reply = await client.chat.completions.create(model="m", messages=[USER])
+        client = session.openai().with_options(timeout=0.3, max_retries=20)
+        call = asyncio.ensure_future(client.chat.completions.create(model="m", messages=[USER]))
+        await until(lambda: s.engine.requests)
+        client.timeout = 60.0  # the retry may take its time
+        reply = await call
         assert reply.choices[0].message.content == "a1"
         assert len(s.engine.requests) == 1
         status, again, _ = await post(session, BODY, **{"Idempotency-Key": "k"})
@@ -165,7 +169,7 @@ async def test_the_same_body_without_a_retry_mark_is_a_new_sample(setup: Callabl
 
 
 async def test_a_disconnect_aborts(setup: Callable[..., Any]) -> None:
-    async with serving(setup(delay=30.0, options=EndpointOptions(retry_grace=0.1))) as s:
+    async with serving(setup(delay=600.0, options=EndpointOptions(retry_grace=0.1))) as s:
         session = s.open()
         call = asyncio.ensure_future(post(session, BODY))
         await until(lambda: s.engine.running == 1)
@@ -175,7 +179,7 @@ async def test_a_disconnect_aborts(setup: Callable[..., Any]) -> None:
 
 
 async def test_closing_a_session_ends_its_calls(setup: Callable[..., Any]) -> None:
-    async with serving(setup(delay=30.0)) as s:
+    async with serving(setup(delay=600.0)) as s:
         session = s.open()
         call = asyncio.ensure_future(post(session, BODY))
         await until(lambda: s.engine.running == 1)
@@ -185,13 +189,15 @@ async def test_closing_a_session_ends_its_calls(setup: Callable[..., Any]) -> No
 
 
 async def test_capacity_is_bounded(setup: Callable[..., Any]) -> None:
-    async with serving(setup(delay=0.5, options=EndpointOptions(max_calls=1))) as s:
+    async with serving(setup(options=EndpointOptions(max_calls=1))) as s:
         session = s.open()
+        s.engine.holds_at = 0
         call = asyncio.ensure_future(post(session, BODY))
         await until(lambda: s.engine.running == 1)
         status, _, headers = await post(session, BODY)
         assert status == 429
         assert int(headers["Retry-After"]) >= 1
+        s.engine.holds_at = None
         assert (await call)[0] == 200
 
 
@@ -241,7 +247,7 @@ async def test_text_completions_go_on_from_what_they_said(setup: Callable[..., A
         assert other.reason == "other"
 
 
-async def until(condition: Callable[[], bool]) -> None:
+async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)

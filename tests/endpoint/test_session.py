@@ -52,11 +52,23 @@ async def test_what_is_recorded_is_what_was_sent_and_received(setup: MakeSetup, 
 
 
 async def test_spans_become_segments_with_their_versions(setup: MakeSetup, ask: Ask) -> None:
-    s = setup(["abcdef<|im_end|>"], token_delay=0.01)
+    s = setup(["abcdef<|im_end|>"])
     session = s.open(temperature=0.7)
+    drawn, make = 0, s.engine.reply
+
+    def draw(prompt: Any) -> Any:
+        nonlocal drawn
+        for token in make(prompt):
+            drawn += 1
+            yield token
+
+    s.engine.reply, s.engine.holds_at = draw, 3
     call = asyncio.ensure_future(ask(session, [USER]))
-    await asyncio.sleep(0.035)
+    async with asyncio.timeout(60):
+        while drawn < 4:  # noqa: ASYNC110  # the fourth is held
+            await asyncio.sleep(0.002)
     s.engine.version = Version(1, 1)
+    s.engine.holds_at = None
     await call
     (trajectory,) = await session.close()
     sources = [x.source for x in trajectory.segments[1:]]
@@ -306,7 +318,7 @@ async def test_budgets(setup: MakeSetup, ask: Ask) -> None:
 
 async def test_deadlines(setup: MakeSetup, ask: Ask) -> None:
     now = asyncio.get_running_loop().time()
-    s = setup(delay=5.0)
+    s = setup(delay=600.0)
     with pytest.raises(LimitReached, match="time is up"):
         await ask(s.open(deadline=now + 0.05), [USER])
     with pytest.raises(LimitReached, match="time is up"):

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentrl.endpoint.options import EndpointOptions
 from agentrl.endpoint.parse import Format, parse
 from agentrl.endpoint.reply import message_of
 from agentrl.endpoint.stream import certain
@@ -57,7 +58,7 @@ async def test_a_stream_adds_up_to_the_message(setup: Callable[..., Any], ask: A
 
 
 async def test_a_stream_may_be_left_and_then_aborts(setup: Callable[..., Any]) -> None:
-    s = setup(["abcdefghij" * 20], token_delay=0.01)
+    s = setup(["abcdefghij" * 200], token_delay=0.01)
     await s.endpoint.start()
     for kind in ("direct", "http"):
         session = s.open()
@@ -210,11 +211,16 @@ async def test_text_completions_stream(setup: Callable[..., Any]) -> None:
 
 
 async def test_a_stream_that_is_asked_for_again_is_the_first_one(setup: Callable[..., Any]) -> None:
-    s = setup(["a1<|im_end|>", "a2<|im_end|>"], delay=0.5)
+    s = setup(["a1<|im_end|>", "a2<|im_end|>"], delay=0.5, options=EndpointOptions(retry_grace=600.0))
     await s.endpoint.start()
     session = s.open()
-    client = session.openai().with_options(timeout=0.2, max_retries=5)
-    found = await collect(await client.chat.completions.create(model="m", messages=[USER], stream=True))
+    client = session.openai().with_options(timeout=0.2, max_retries=20)
+    call = asyncio.ensure_future(client.chat.completions.create(model="m", messages=[USER], stream=True))
+    async with asyncio.timeout(60):
+        while not s.engine.requests:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+    client.timeout = 60.0  # the retry may take its time
+    found = await collect(await call)
     assert found["content"] == "a1"
     assert len(s.engine.requests) == 1
     assert len(await session.close()) == 1

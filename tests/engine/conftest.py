@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -14,6 +14,7 @@ import pytest
 from agentrl.engine.client import EngineClient
 from agentrl.engine.options import EngineOptions
 from agentrl.engine.server import EngineServer, start_engine
+from agentrl.engine.weights import model_limits
 from agentrl.types import Version
 from tests.engine.kit import vivid_model
 
@@ -64,3 +65,21 @@ async def client(server: EngineServer, models: Models) -> AsyncIterator[EngineCl
     await speaking.update_from_disk(models.folders[0], models.next_version())
     yield speaking
     await speaking.close()
+
+
+@pytest.fixture
+async def in_steps(
+    server: EngineServer, client: EngineClient, models: Models
+) -> AsyncIterator[Callable[[int], EngineClient]]:
+    """Makes clients that ask for so many tokens at a time: where this process stands still, the engine does not get
+    ahead of it by more, and a request is still under way when the test goes on."""
+    made: list[EngineClient] = []
+
+    def make(tokens: int) -> EngineClient:
+        limits, hot = model_limits(models.folders[0]), server.options.hot_swap
+        made.append(EngineClient(server.url, limits=limits, chunk_tokens=tokens, hot_swap=hot))
+        return made[-1]
+
+    yield make
+    for one in made:
+        await one.close()

@@ -27,7 +27,7 @@ def request(
     return GenerateRequest(id, session or id, tokens, Sampling(**sampling), deadline)
 
 
-async def until(ready: Callable[[], object], seconds: float = 60.0) -> None:
+async def until(ready: Callable[[], object], seconds: float = 100.0) -> None:
     """Wait for what a test needs before it acts: a time would be too short on a machine that stands still."""
     async with asyncio.timeout(seconds):
         while not ready():  # noqa: ASYNC110

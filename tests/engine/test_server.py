@@ -16,7 +16,7 @@ from agentrl.engine.server import EngineServer, start_engine
 from agentrl.errors import ConfigError, DeadlineExceeded, EngineLost
 from agentrl.testing.scripted_server import Fault, ScriptedServer
 from agentrl.types import Version
-from tests.engine.kit import edit_json, request, vivid_model
+from tests.engine.kit import edit_json, request, until, vivid_model
 
 V = Version(2, 5)
 
@@ -36,7 +36,7 @@ async def test_a_server_serves_its_version_and_ends(tmp_path: Path) -> None:
         greedy = await client.generate(request("greedy", max_tokens=9, temperature=0.0))
         await client.close()
     finally:
-        code = await server.stop()
+        code = await server.child.stop(grace=60.0)
     assert code == 0
     await _the_end_token_ends(model, tmp_path, greedy.tokens.tolist())
     with pytest.raises(EngineLost, match="ended with code 0"):
@@ -93,13 +93,12 @@ async def test_a_server_that_dies_while_starting_shows_its_log(tmp_path: Path) -
 async def test_a_server_that_never_gets_ready_is_given_up(tmp_path: Path) -> None:
     model = vivid_model(tmp_path / "m", 0)
     idle = tmp_path / "python"
-    idle.write_text("#!/bin/sh\necho loading for ever\nexec sleep 60\n")
+    idle.write_text("#!/bin/sh\necho loading for ever\nexec sleep 600\n")
     idle.chmod(0o755)
     options = EngineOptions(kind="sglang", python=idle, startup_timeout=0.5)
     server = start_engine(options, model, V, tmp_path / "log")
     try:
-        while not (tmp_path / "log").read_text():  # noqa: ASYNC110  # the guard and the shell start when they start
-            await asyncio.sleep(0.05)
+        await until((tmp_path / "log").read_text)  # the guard and the shell start when they start
         with pytest.raises(DeadlineExceeded, match="loading for ever"):
             await server.wait_ready()
     finally:
@@ -171,11 +170,12 @@ async def test_what_an_old_server_cannot_do_is_found_at_start(tmp_path: Path, sp
             await server.wait_ready()
             assert server.names_versions == spans
             client = server.client()
+            old.holds_at = 100
             task = asyncio.create_task(client.generate(request("r", [9], max_tokens=350)))
-            while not any(len(state.tokens) > 20 for state in old.running.values()):  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+            await until(lambda: any(len(state.tokens) > 20 for state in old.running.values()))
             await client.pause()
             await client.update_from_disk(model, Version(2, 6))
+            old.holds_at = None
             await client.resume()
             done = await task
             await client.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -50,25 +51,33 @@ async def test_a_seeded_sample_is_the_same_when_interrupted(client: EngineClient
 
 @embedded_only
 async def test_a_publish_tells_its_gap(client: EngineClient, models: Models) -> None:
-    tasks = [asyncio.create_task(client.generate(request(f"g{i}", [7] * 400, max_tokens=400))) for i in range(24)]
+    # So many tokens that the engine works on for seconds, also while this process stands still.
+    tasks = [asyncio.create_task(client.generate(request(f"g{i}", [7] * 400, max_tokens=600))) for i in range(64)]
     before = await client.counters()
     while (await client.counters())["generated_tokens"] < before["generated_tokens"] + 200:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     await client.pause()
     await client.update_from_disk(models.folders[1], models.next_version())
+    swapped = await client.counters()
     await client.resume()
-    await asyncio.gather(*tasks)
-    counters = await client.counters()
+    while (counters := await client.counters())["generated_tokens"] == swapped["generated_tokens"]:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
     assert counters["longest_gap_ms"] >= counters["load_ms"] > 0
     assert counters["publishes"] == before["publishes"] + 1
 
 
 @embedded_only
-async def test_a_publish_does_not_wait_for_a_pause(server: EngineServer, client: EngineClient, models: Models) -> None:
+async def test_a_publish_does_not_wait_for_a_pause(
+    server: EngineServer, in_steps: Callable[[int], EngineClient], models: Models
+) -> None:
     """Tokens of the old weights go on while the new ones load, and none is lost at the seam."""
+    client = in_steps(20)
     router = Router([client])
-    tasks = [asyncio.create_task(router.generate(request(f"p{i}", [7] * 50, max_tokens=300))) for i in range(4)]
-    before, old = await client.counters(), client.version
+    before, old = await client.counters(), (await client.model_info()).version
+    tasks = [asyncio.create_task(router.generate(request(f"p{i}", [7] * 50, max_tokens=600))) for i in range(4)]
     while (await client.counters())["generated_tokens"] < before["generated_tokens"] + 100:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     report = await router.publish(models.folders[1], models.next_version())
@@ -76,7 +85,7 @@ async def test_a_publish_does_not_wait_for_a_pause(server: EngineServer, client:
     assert report.updated == (server.url,)
     assert report.stall_seconds == 0.0
     assert all([span.version for span in c.spans] == [old, report.version] for c in done)
-    assert all(c.tokens.size == 300 for c in done)
+    assert all(c.tokens.size == 600 for c in done)
 
 
 def test_after_a_swap_the_first_goes_on_after_its_own_prefill(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
