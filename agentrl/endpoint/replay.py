@@ -13,6 +13,8 @@ from agentrl.endpoint.reply import Reply
 from agentrl.errors import LimitReached
 
 _KEPT = 8
+_LATE = 0.1
+"""A process that comes so late to what it meant to do stood still, and has yet to read what came meanwhile."""
 
 
 class Running:
@@ -25,7 +27,31 @@ class Running:
         self.task = asyncio.ensure_future(call)
         self.waiting = 0
         self.answering = False
+        self._end: asyncio.TimerHandle | None = None
         self.task.add_done_callback(_retrieve)
+
+    def wait(self) -> None:
+        """One more client waits."""
+        self.waiting += 1
+        if self._end is not None:
+            self._end.cancel()
+            self._end = None
+
+    def leave(self, grace: float) -> None:
+        """A client is gone. `grace` seconds after the last one the call is cancelled, if none comes."""
+        self.waiting -= 1
+        if not self.waiting and not self.task.done():
+            loop = asyncio.get_running_loop()
+            end = loop.time() + grace
+            self._end = loop.call_at(end, self._abandon, end, grace)
+
+    def _abandon(self, end: float, grace: float) -> None:
+        loop, self._end = asyncio.get_running_loop(), None
+        if grace and loop.time() > end + _LATE:
+            end = loop.time() + grace
+            self._end = loop.call_at(end, self._abandon, end, grace)
+        else:
+            self.task.cancel()
 
     async def result(self) -> Reply:
         """The answer. LimitReached where the session was closed meanwhile; cancelling this leaves the call alone."""
@@ -57,14 +83,11 @@ class Replays:
         running = self._entries.get(key) if again else None
         if running is None:
             running = self._keep(key, start())
-        running.waiting += 1
+        running.wait()
         try:
             yield running
         finally:
-            running.waiting -= 1
-            if not running.waiting and not running.task.done():
-                grace = 0.0 if running.answering else self._grace
-                asyncio.get_running_loop().call_later(grace, _abandon, running)
+            running.leave(0.0 if running.answering else self._grace)
 
     async def close(self) -> None:
         """Cancel what still runs."""
@@ -90,11 +113,6 @@ class Replays:
         failed = running.task.cancelled() or running.task.exception() is not None
         if failed and self._entries.get(key) is running:
             del self._entries[key]
-
-
-def _abandon(running: Running) -> None:
-    if not running.waiting:
-        running.task.cancel()
 
 
 def _retrieve(task: asyncio.Task[Reply]) -> None:

@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import sys
+import weakref
 from pathlib import Path
 from typing import Protocol
 
@@ -25,7 +26,16 @@ _CHUNK = 256
 class EngineServer:
     """One running server. `client()` speaks to it."""
 
-    def __init__(self, options: EngineOptions, model_dir: Path, version: Version, *, url: str, child: Child) -> None:
+    def __init__(
+        self,
+        options: EngineOptions,
+        model_dir: Path,
+        version: Version,
+        *,
+        url: str,
+        child: Child,
+        port: socket.socket | None = None,
+    ) -> None:
         self.options = options
         self.model_dir = model_dir
         self.version = version
@@ -33,6 +43,8 @@ class EngineServer:
         self.child = child
         self.names_versions = True
         """Whether replies say which weights made each token; `wait_ready` finds out."""
+        # Until it listens itself, no other process is given its port.
+        self._leave_port = None if port is None else weakref.finalize(self, port.close)
 
     def client(self) -> EngineClient:
         """A client that knows the model's limits, and refuses weights that do not fit it. A server that cannot say
@@ -76,6 +88,8 @@ class EngineServer:
                 return
         finally:
             await client.close()
+            if self._leave_port is not None:
+                self._leave_port()
         raise DeadlineExceeded(
             f"{self.child.name} was not ready within {self.options.startup_timeout:g} s:\n{self.child.tail()}"
         )
@@ -92,8 +106,17 @@ def start_engine(options: EngineOptions, model_dir: Path, version: Version, log:
     """
     model_limits(model_dir, options.context_length)
     weight_shapes(model_dir)
-    port = _port(options, index)
-    name = f"engine {index} ({options.kind})"
+    held = _bound(options, index)
+    try:
+        port = int(held.getsockname()[1])
+        child = _child(options, model_dir, version, log, index, port)
+        return EngineServer(options, model_dir, version, url=f"http://{options.host}:{port}", child=child, port=held)
+    except BaseException:
+        held.close()
+        raise
+
+
+def _child(options: EngineOptions, model_dir: Path, version: Version, log: Path, index: int, port: int) -> Child:
     embedded = options.kind == "embedded"
     argv = (_embedded if embedded else _sglang)(options, model_dir, version, port)
     threads = str(options.threads)
@@ -103,8 +126,7 @@ def start_engine(options: EngineOptions, model_dir: Path, version: Version, log:
         env |= {"SGLANG_USE_CPU_ENGINE": "1"} if _on_cpu(options) else {}
         size = options.tensor_parallel
         env |= gpu_environment(options.gpus and options.gpus[index * size : (index + 1) * size])
-    child = Child(name, argv, log=log, env=env)
-    return EngineServer(options, model_dir, version, url=f"http://{options.host}:{port}", child=child)
+    return Child(f"engine {index} ({options.kind})", argv, log=log, env=env)
 
 
 def decoder(model_dir: Path) -> Decode | None:
@@ -128,18 +150,20 @@ class _Tokenizer(Protocol):
     def decode(self, ids: list[int], skip_special_tokens: bool) -> str: ...
 
 
-def _port(options: EngineOptions, index: int) -> int:
+def _bound(options: EngineOptions, index: int) -> socket.socket:
+    """Bound to the server's port and not listening: the server may listen there, and nobody else."""
     wanted = 0 if options.port is None else options.port + index
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((options.host, wanted))
-        except OSError as error:
-            raise ConfigError(
-                f"engine {index} cannot listen on {options.host}:{wanted} ({error.strerror}): choose another "
-                "engine.port, or leave it out to have a free one chosen"
-            ) from error
-        return int(probe.getsockname()[1])
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        held.bind((options.host, wanted))
+    except OSError as error:
+        held.close()
+        raise ConfigError(
+            f"engine {index} cannot listen on {options.host}:{wanted} ({error.strerror}): choose another "
+            "engine.port, or leave it out to have a free one chosen"
+        ) from error
+    return held
 
 
 def _embedded(options: EngineOptions, model_dir: Path, version: Version, port: int) -> list[str]:

@@ -105,6 +105,27 @@ async def test_a_server_that_never_gets_ready_is_given_up(tmp_path: Path) -> Non
         await server.stop()
 
 
+async def test_a_server_that_starts_has_its_port_to_itself(tmp_path: Path) -> None:
+    model = vivid_model(tmp_path / "m", 0)
+    idle = tmp_path / "python"
+    idle.write_text("#!/bin/sh\nexec sleep 600\n")
+    idle.chmod(0o755)
+    server = start_engine(EngineOptions(kind="sglang", python=idle), model, V, tmp_path / "log")
+    port = int(server.url.rpartition(":")[2])
+    try:
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+        async with ScriptedServer(lambda _: [5], version="2.5") as late:
+            await late.stop()
+            await late.start(port)  # as the server will
+            await server.wait_ready()
+        with socket.socket() as other:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            other.bind(("127.0.0.1", port))
+    finally:
+        await server.stop()
+
+
 def test_the_interpreter_of_sglang_must_exist(tmp_path: Path) -> None:
     model = vivid_model(tmp_path / "m", 0)
     with pytest.raises(ConfigError, match=r"engine\.python"):
