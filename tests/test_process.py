@@ -9,7 +9,8 @@ import sys
 import pytest
 
 PROGRAM = """
-import resource
+import ctypes, resource
+ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: how many huge pages are to be had changes
 from agentrl.process import keep_freed_memory
 if {keep}:
     keep_freed_memory()
