@@ -44,7 +44,7 @@ async def opened(url: str, *, scheme: str = "light", allowed: Sequence[str] = ()
     """The page at `url`, ready. On leaving: no error, no refused load, no dialog and no request elsewhere happened."""
     wrong: list[str] = []
     async with async_playwright() as driver:
-        browser = await driver.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        browser = await driver.chromium.launch(executable_path=chromium(), args=["--no-sandbox"], timeout=PATIENCE_MS)
         try:
             page = await browser.new_page(
                 viewport={"width": 1280, "height": 900},

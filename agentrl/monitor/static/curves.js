@@ -165,17 +165,21 @@ class Versions {
 
   async load() {
     const run = this.app.shown()[0];
-    const found = Object.entries(await get(`runs/${run.id}/versions`, { trained: this.step.value, kind: "train" }));
+    const step = this.step.value;
+    const told = await get(`runs/${run.id}/versions`, { trained: step, kind: "train" });
+    if (step !== this.step.value) return; // an answer to an older question
+    const found = Object.entries(told);
     const most = Math.max(1, ...found.map(([, n]) => n));
     const rows = found.map(([label, n], i) =>
       h(
         "a",
-        { class: "bar", href: this.app.address("episodes", { run: run.id, trained: this.step.value, version: label.split(".")[1] }) },
+        { class: "bar", href: this.app.address("episodes", { run: run.id, trained: step, version: label.split(".")[1] }) },
         h("span", { class: "bar-label" }, visible(label)),
         h("span", { class: "bar-body", style: { width: `${(70 * n) / most}%`, background: color(i) } }),
         h("span", {}, `${number(n)} tokens`),
       ),
     );
     fill(this.bars, rows.length ? rows : h("p", { class: "empty" }, "no episodes are kept of that step"));
+    this.bars.dataset.loaded = step;
   }
 }
