@@ -152,13 +152,15 @@ class Feed:
     ) -> tuple[int, bytes]:
         """Every call is idempotent at the server, so a lost connection is tried again."""
         data = body if body is None or isinstance(body, bytes) else orjson.dumps(body)
-        give_up = time.monotonic() + self._patience
+        failing: float | None = None  # since when; an answer may have been waited for before, and for long
         while True:
             try:
                 status, answer = self._exchange(method, path, data)
             except (OSError, http.client.HTTPException) as error:
                 self.close()
-                if time.monotonic() > give_up:
+                now = time.monotonic()
+                failing = failing or now
+                if now > failing + self._patience:
                     raise RunError(
                         f"the conductor's feed {self.url} is lost: {method} {path} failed for {self._patience:.0f} s "
                         f"({type(error).__name__}: {error}); start the run again with --resume"
@@ -167,9 +169,11 @@ class Feed:
                 continue
             if status in expected:
                 return status, answer
-            if status in (502, 503, 504) and time.monotonic() < give_up:
-                time.sleep(0.2)
-                continue
+            if status in (502, 503, 504):
+                failing = failing or time.monotonic()
+                if time.monotonic() < failing + self._patience:
+                    time.sleep(0.2)
+                    continue
             text = answer[:500].decode(errors="replace")
             raise RunError(f"the feed answered {method} {path} with {status}, expected one of {expected}: {text}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import subprocess
 import sys
 import threading
@@ -23,20 +24,24 @@ class Clock:
 
 @pytest.fixture
 def waiting() -> Iterator[threading.Thread]:
-    """A thread that waits for others."""
-    begun, over = threading.Event(), threading.Event()
+    """A thread that waits for others, and will not move until the end of the test."""
+    over = threading.Lock()
+    over.acquire()
 
     def waits_for_others() -> None:
-        begun.set()
-        over.wait()
+        over.acquire()
 
+    (wait,) = (i.offset for i in dis.get_instructions(waits_for_others) if i.opname == "CALL")
     thread = threading.Thread(target=waits_for_others)
     thread.start()
-    begun.wait()
-    while "wait" not in sys._current_frames()[thread.ident or 0].f_code.co_name:
+    # In the lock itself, and not a few instructions before: those would be seen as a move.
+    while (frame := sys._current_frames()[thread.ident or 0]).f_code.co_name != "waits_for_others" or (
+        frame.f_lasti != wait
+    ):
         time.sleep(0.001)
+    del frame
     yield thread
-    over.set()
+    over.release()
     thread.join()
 
 
@@ -46,7 +51,7 @@ def test_a_thread_that_waits_stands_still(waiting: threading.Thread) -> None:
     for clock.now in (5.0, 10.0, 15.0):
         seconds, where = stillness.look()
         assert seconds == clock.now
-    assert where.startswith("wait (threading.py:")
+    assert where.startswith("waits_for_others (test_still.py:")
 
 
 def read(place: Path) -> None:
@@ -102,8 +107,9 @@ def test_a_thread_that_computes_gets_on() -> None:
     thread.start()
     clock = Clock()
     stillness = Stillness(thread, clock)
-    began = time.process_time()
-    while time.process_time() < began + 0.5:
+    spent = time.pthread_getcpuclockid(thread.ident or 0)
+    began = time.clock_gettime(spent)
+    while time.clock_gettime(spent) < began + 0.5:
         time.sleep(0.01)
     clock.now = 5.0
     assert stillness.look()[0] == 0
