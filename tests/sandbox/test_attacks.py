@@ -45,7 +45,7 @@ async def _try(attack: Attack, pool: Pool, host: World) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kind", BOUNDARIES)
 async def test_nothing_gets_out(kind: str, tmp_path: Path) -> None:
     with world(tmp_path) as host:
@@ -56,7 +56,7 @@ async def test_nothing_gets_out(kind: str, tmp_path: Path) -> None:
 
 @needs_bwrap
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 async def test_without_cgroups_only_shares_of_the_machine_can_be_overused(tmp_path: Path) -> None:
     with world(tmp_path) as host:
         found = await _breaches("bubblewrap", host, attacks(host), cgroups="off")
