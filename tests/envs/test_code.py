@@ -23,6 +23,7 @@ ROW: Row = {
     "mode": "stdio",
     "tests": [{"stdin": "2\n", "stdout": "10\n"}, {"stdin": "5\n", "stdout": "19\n"}],
 }
+PATIENT = {"seconds": 60.0, "budget": 600.0}  # how fast programs are is the machine's business
 RIGHT, WRONG, SPECIAL = "print(int(input()) * 3 + 4)", "print(int(input()) * 3)", "input()\nprint(10)"
 
 
@@ -35,7 +36,8 @@ def quiet() -> Iterator[None]:
 
 @asynccontextmanager
 async def playing(row: Row = ROW, **settings: Any) -> AsyncIterator[Code]:
-    env = Code(row, sandbox={"kind": KIND, "slots": 1}, **settings)
+    grading = {**PATIENT, **settings.pop("grading", {})}
+    env = Code(row, sandbox={"kind": KIND, "slots": 1}, grading=grading, **settings)
     await env.reset(seed=0)
     try:
         yield env
@@ -106,7 +108,7 @@ async def test_tools_write_run_read_and_submit() -> None:
 
 
 async def test_grading_does_not_wait_for_the_box_that_the_episode_holds() -> None:
-    async with playing(grading={"queue_seconds": 20.0}) as env, playing(grading={"queue_seconds": 20.0}) as other:
+    async with playing(grading={"queue_seconds": 60.0}) as env, playing(grading={"queue_seconds": 60.0}) as other:
         await env.step(calls("write_file", path="x", content="y"))
         assert (await other.step(says(RIGHT))).reward == 1.0
         assert (await env.step(says(RIGHT))).reward == 1.0

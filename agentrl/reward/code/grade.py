@@ -98,10 +98,10 @@ class CodeReward:
         return [_judge_call(number, case, one, self._tolerance(task)) for number, (case, one) in enumerate(judged)]
 
     async def _programs(self, program: str, task: Task) -> list[TestResult]:
-        deadline = time.monotonic() + self.options.budget
         results: list[TestResult] = []
         outputs: list[tuple[int, Case, str]] = []
         async with self._line.box() as box:
+            deadline = time.monotonic() + self.options.budget
             await box.write_file("solution.py", program.encode("utf-8", "replace"))
             for number, case in enumerate(task.cases):
                 left = deadline - time.monotonic()

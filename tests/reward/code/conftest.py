@@ -14,6 +14,8 @@ from agentrl.reward.code.options import CodeOptions
 from agentrl.sandbox import SandboxOptions, open_sandbox
 from agentrl.sandbox.pool import Pool
 
+PATIENT = CodeOptions(seconds=60.0, budget=600.0)
+"""For programs that end by themselves: how fast is the machine's business. Endless ones have limits of their own."""
 KIND = "bubblewrap" if shutil.which("bwrap") and shutil.which("busybox") else "subprocess"
 
 
@@ -28,4 +30,4 @@ async def pool() -> AsyncIterator[Pool]:
 
 @pytest.fixture
 def reward(pool: Pool) -> CodeReward:
-    return CodeReward(pool, CodeOptions(seconds=5.0, budget=20.0))
+    return CodeReward(pool, PATIENT)

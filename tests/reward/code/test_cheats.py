@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from agentrl.reward.code.grade import CodeReward
-from agentrl.reward.code.options import CodeOptions
 from agentrl.reward.code.task import parse_task
 from agentrl.sandbox import SandboxOptions, open_sandbox
+from tests.reward.code.conftest import PATIENT
 from tests.sandbox.kinds import needs_docker, nothing_left
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -146,7 +146,7 @@ async def test_a_program_earns_nothing(cheat: str, reward: CodeReward) -> None:
 
 @needs_docker
 @pytest.mark.docker
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 async def test_none_earns_anything_in_a_container_either() -> None:
     tried: list[tuple[str, str, dict[str, Any]]]
     tried = [(f"{name}, calls", cheat, CALLS) for name, cheat in FUNCTION_CHEATS.items()]
@@ -155,7 +155,7 @@ async def test_none_earns_anything_in_a_container_either() -> None:
     assert len(tried) >= 20
     with nothing_left():
         async with open_sandbox(SandboxOptions(kind="docker", slots=4)) as pool:
-            grader = CodeReward(pool, CodeOptions(budget=20.0))
+            grader = CodeReward(pool, PATIENT)
             tasks = [grader.grade_program(cheat, parse_task({**task, "time_limit_s": 3.0})) for _, cheat, task in tried]
             verdicts = await asyncio.gather(*tasks)
             honest = await grader.grade_program(HONEST["def"], parse_task(TESTS))

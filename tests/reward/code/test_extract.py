@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import time
+import ast
+import sys
+from collections import Counter
 
 import pytest
 
@@ -62,10 +64,31 @@ def test_a_fence_in_a_docstring_does_not_end_the_block() -> None:
 
 
 @pytest.mark.parametrize("piece", ["```python\nx```\n", "```python\nx\n```\n", "```\n", "```python\n", "'</think>'"])
-def test_no_answer_keeps_the_grader_busy(piece: str) -> None:
-    began = time.monotonic()
-    extract_code(piece * 2000, "f")
-    assert time.monotonic() - began < 5.0
+def test_no_answer_keeps_the_grader_busy(piece: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice the answer is at most about twice the work, in calls and in characters that are compiled."""
+    parse, work = ast.parse, Counter[str]()
+
+    def parsed(text: str) -> ast.Module:
+        work["characters"] += len(text)
+        return parse(text)
+
+    def called(*_: object) -> None:
+        work["calls"] += 1
+
+    def worked(pieces: int) -> Counter[str]:
+        work.clear()
+        with monkeypatch.context() as patched:
+            patched.setattr(ast, "parse", parsed)
+            sys.setprofile(called)
+            try:
+                extract_code(piece * pieces, "f")
+            finally:
+                sys.setprofile(None)
+        return Counter(work)
+
+    once, twice = worked(250), worked(500)
+    assert once["characters"] > 0 < once["calls"]
+    assert all(twice[kind] < 2.5 * once[kind] for kind in once), (once, twice)
 
 
 def test_a_fence_in_a_comment_does_not_end_the_block() -> None:

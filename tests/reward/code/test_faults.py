@@ -21,10 +21,22 @@ from agentrl.reward.code.verdict import Status
 from agentrl.sandbox import SandboxOptions, open_sandbox
 from agentrl.sandbox.owner import owner_label
 from tests.conductor.kit import finished, lines, make_place, start, wait_for
-from tests.sandbox.kinds import BOUNDARIES, DOCKER, containers, needs_bwrap, nothing_left, pool_of, traces
+from tests.reward.code.conftest import PATIENT
+from tests.sandbox.kinds import (
+    BOUNDARIES,
+    DOCKER,
+    containers,
+    eventually,
+    long_sleep,
+    needs_bwrap,
+    nothing_left,
+    pool_of,
+    running,
+    traces,
+)
 from tests.sandbox.test_faults import an_engine
 
-ONE = parse_task({"mode": "stdio", "tests": [{"stdin": "", "stdout": "1"}], "time_limit_s": 20})
+ONE = parse_task({"mode": "stdio", "tests": [{"stdin": "", "stdout": "1"}], "time_limit_s": 600})
 SLOW = "import time\ntime.sleep(1.5)\nprint(1)"
 # The SDK's transport leaves a socket to the collector when an engine refuses the connection.
 sockets_are_left = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -33,20 +45,20 @@ sockets_are_left = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableEx
 @pytest.mark.parametrize("kind", BOUNDARIES)
 async def test_a_program_that_fills_its_disk_has_a_verdict_and_the_next_one_too(kind: str) -> None:
     async with pool_of(kind, disk_mb=2) as pool:
-        grader = CodeReward(pool)
+        grader = CodeReward(pool, PATIENT)
         full = await grader.grade_program("open('x', 'wb').write(bytes(5 << 20))\nprint(1)", ONE)
         assert (full.status, full.reward) == (Status.RUNTIME_ERROR, 0.0), full
         assert (await grader.grade_program("print(1)", ONE)).reward == 1.0
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", BOUNDARIES)
 async def test_two_hundred_at_once_each_get_their_own_verdict(kind: str) -> None:
     tasks = [parse_task({"mode": "stdio", "tests": [{"stdin": f"{n}\n", "stdout": f"{n}\n"}]}) for n in range(200)]
     with nothing_left():
         async with pool_of(kind) as pool:
-            grader = CodeReward(pool)
+            grader = CodeReward(pool, PATIENT)
             programs = [f"print(int(input()) + {n % 3})" for n in range(200)]
             found = await asyncio.gather(*map(grader.grade_program, programs, tasks))
     assert [verdict.reward for verdict in found] == [float(n % 3 == 0) for n in range(200)]
@@ -57,25 +69,30 @@ async def test_a_container_removed_while_it_grades(kind: str) -> None:
     import docker
 
     client = docker.from_env()
+    asleep = long_sleep()
+    program = f"import subprocess\nsubprocess.run({asleep})\nprint(1)"
 
-    async def remove_next(known: set[str]) -> None:
-        await asyncio.to_thread(wait_until, lambda: bool(set(containers()) - known))
-        await asyncio.sleep(0.7)  # it starts, and runs the program
-        for name in set(containers()) - known:
-            known.add(name)
+    async def remove() -> None:
+        """The container in which it runs."""
+        await eventually(lambda: bool(running(*asleep)))
+        for name in containers():
             client.containers.get(name).remove(force=True)
+        await eventually(lambda: not running(*asleep))
 
     with nothing_left():
         async with pool_of(kind, slots=1) as pool:
-            grader, known = CodeReward(pool), set[str]()
-            once = asyncio.create_task(grader.grade_program(SLOW, ONE))
-            await remove_next(known)
+            grader = CodeReward(pool, PATIENT)
+            once = asyncio.create_task(grader.grade_program(program, ONE))
+            await remove()
+            await eventually(lambda: bool(running(*asleep)))
+            for process in running(*asleep):
+                os.kill(int(process.name), signal.SIGKILL)  # and it goes on
             assert (await once).status is Status.PASSED
         async with pool_of(kind, slots=1) as pool:
-            grader, known = CodeReward(pool), set()
-            twice = asyncio.create_task(grader.grade_program(SLOW, ONE))
-            await remove_next(known)
-            await remove_next(known)
+            grader = CodeReward(pool, PATIENT)
+            twice = asyncio.create_task(grader.grade_program(program, ONE))
+            await remove()
+            await remove()
             verdict = await twice
             assert (verdict.status, verdict.reward, verdict.score().value) == (Status.INFRA_ERROR, None, None)
             assert (await grader.grade_program("print(1)", ONE)).reward == 1.0
@@ -83,7 +100,7 @@ async def test_a_container_removed_while_it_grades(kind: str) -> None:
 
 
 @sockets_are_left
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", [DOCKER])
 async def test_an_engine_killed_while_it_grades(kind: str, tmp_path: Path) -> None:
     home = tmp_path / "d"
@@ -91,9 +108,9 @@ async def test_an_engine_killed_while_it_grades(kind: str, tmp_path: Path) -> No
         url = engine()
         async with open_sandbox(SandboxOptions(kind=kind, slots=1, docker_url=url)) as pool:
             await pool.warm()
-            grader = CodeReward(pool)
-            grading = asyncio.create_task(grader.grade_program(SLOW, ONE))
-            await asyncio.sleep(0.5)
+            grader, asleep = CodeReward(pool, PATIENT), long_sleep()
+            grading = asyncio.create_task(grader.grade_program(f"import subprocess\nsubprocess.run({asleep})", ONE))
+            await eventually(lambda: bool(running(*asleep)))
             os.kill(int((home / "pid").read_text()), signal.SIGKILL)
             verdict = await grading
             assert (verdict.status, verdict.reward) == (Status.INFRA_ERROR, None), verdict
@@ -113,7 +130,7 @@ def small_disk(tmp_path: Path) -> Path:
 
 
 @sockets_are_left
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 @pytest.mark.parametrize("kind", [DOCKER])
 async def test_an_engine_whose_disk_is_full(kind: str, small_disk: Path) -> None:
@@ -145,7 +162,7 @@ class Grades(Code):
 
 @needs_bwrap
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_conductor_killed_while_it_grades(tmp_path: Path) -> None:
     place = make_place(tmp_path)
     (place / "env.py").write_text(GRADES)
@@ -158,14 +175,14 @@ def test_a_conductor_killed_while_it_grades(tmp_path: Path) -> None:
     killed.communicate()
     wait_until(lambda: not traces(label)["processes"])
     assert not traces(label)["mounts"]
-    code, said = finished(start(place, *command, "--resume"), 120)
+    code, said = finished(start(place, *command, "--resume"), 300)
     assert code == 0, said
     assert not any(traces(label).values()), traces(label)
     (told,) = lines(place / "runs/r", "rollout")
     assert (told["groups"], told["reward_mean"]) == (4, 1.0), said
 
 
-def wait_until(done: Callable[[], bool], seconds: float = 10.0) -> None:
+def wait_until(done: Callable[[], bool], seconds: float = 60.0) -> None:
     until = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < until, f"not within {seconds} s"

@@ -15,6 +15,8 @@ from agentrl.reward.code.grade import CodeReward
 from agentrl.reward.code.task import parse_task
 from agentrl.reward.code.verdict import Status
 from agentrl.sandbox import SandboxOptions, open_sandbox
+from agentrl.sandbox.pool import Pool
+from tests.reward.code.conftest import PATIENT
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 KIND = "bubblewrap" if shutil.which("bwrap") and shutil.which("busybox") else "subprocess"
@@ -71,14 +73,14 @@ BACK_ENDS = [
 @pytest.mark.parametrize("kind", BACK_ENDS)
 async def test_all_164(kind: str) -> None:
     async with open_sandbox(SandboxOptions(kind=kind, slots=4)) as pool:
-        await all_164(CodeReward(pool))
+        await all_164(pool)
 
 
-async def all_164(reward: CodeReward) -> None:
-    right = await graded(reward, [row["prompt"] + row["canonical_solution"] for row in ROWS], ROWS)
+async def all_164(pool: Pool) -> None:
+    right = await graded(CodeReward(pool, PATIENT), [row["prompt"] + row["canonical_solution"] for row in ROWS], ROWS)
     assert len(right) == 164
     assert [name for name, status in right if status is not Status.PASSED] == []
-    wrong = await graded(reward, [broken(row) for row in ROWS], ROWS)
+    wrong = await graded(CodeReward(pool), [broken(row) for row in ROWS], ROWS)
     assert [name for name, status in wrong if status is Status.PASSED] == []
     assert {status for _, status in wrong} <= {Status.WRONG_ANSWER, Status.RUNTIME_ERROR, Status.TIMEOUT}
 
