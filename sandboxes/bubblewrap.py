@@ -46,7 +46,14 @@ class Boxes:
         """A box with its cgroup."""
         cgroup = None
         if self.options.cgroups != "off":
-            cgroup = await asyncio.to_thread(make_cgroup, f"{id(self):x}-{slot}", self.options)
+            making = asyncio.ensure_future(asyncio.to_thread(make_cgroup, f"{id(self):x}-{slot}", self.options))
+            try:
+                cgroup = await asyncio.shield(making)
+            except asyncio.CancelledError:
+                # The thread goes on, and the next box of this slot would have a cgroup of the same name.
+                if (cgroup := await making) is not None:
+                    await asyncio.to_thread(cgroup.remove)
+                raise
         if cgroup is None and self.options.cgroups == "require":
             raise config_error("bubblewrap", "no cgroup can be made", 'run as root, delegate one, or cgroups = "auto"')
         config = self._config(slot, cgroup)

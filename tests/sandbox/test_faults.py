@@ -20,6 +20,7 @@ import pytest
 from agentrl.sandbox import SandboxLost, SandboxOptions, cgroup, open_sandbox
 from agentrl.sandbox.cgroup import ROOT, V1, make_cgroup, reap_cgroups
 from agentrl.sandbox.owner import is_dead, owner_label, private_folder, reap_folders
+from agentrl.sandbox.pool import Pool
 from agentrl.sandbox.rootfs import build_rootfs
 from tests.sandbox.kinds import (
     BOUNDARIES,
@@ -139,6 +140,25 @@ async def test_a_full_disk_in_the_box_is_the_programs_own(kind: str) -> None:
         done = await box.exec(["sh", "-c", "head -c 3000000 /dev/zero > big2; echo rc $?"])
         assert done.stdout == b"rc 1\n"
         assert (await box.exec(["true"])).ok
+
+
+@pytest.mark.parametrize("kind", BOUNDARIES)
+async def test_who_gives_up_while_a_box_starts_leaves_nothing(kind: str) -> None:
+    async def use(pool: Pool) -> None:
+        async with pool.box():
+            raise AssertionError("the box was to be still on its way")
+
+    with nothing_left():
+        async with pool_of(kind, slots=1) as pool:
+            for steps in range(4):
+                user = asyncio.create_task(use(pool))
+                for _ in range(steps):
+                    await asyncio.sleep(0)
+                user.cancel()
+                await asyncio.wait([user])
+                assert user.cancelled()
+            async with pool.box() as box:
+                assert (await box.exec(["true"])).ok
 
 
 @needs_root
