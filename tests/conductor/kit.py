@@ -24,10 +24,11 @@ from agentrl.types import Step
 class Bright(Env):
     """Two turns; what counts is how many of the answer's characters come early in the alphabet.
 
-    Episodes of training beyond the first `gate` of a process begin when the test has made a file `go`. With `linger`
-    one of them at a time waits between its turns for a publish, so that it is sampled by several versions.
+    Episodes of training beyond the first `gate` of a process (one is begun to see that it can be) wait until the test
+    has made a file `go`. With `linger` one episode at a time, and of each group at most one, waits between its turns
+    for a publish, so that it is sampled by several versions.
     """
-    begun, lingers = 0, False
+    begun, lingers, lingered = 0, False, set()
     def __init__(self, row, *, fault="", gate=None, linger=False):
         super().__init__(row)
         self.fault, self.turn, self.gate, self.linger = fault, 0, gate, linger
@@ -44,8 +45,10 @@ class Bright(Env):
         if self.fault == "step":
             raise RuntimeError("the simulator broke")
         self.turn += 1
-        if self.linger and self.train and self.turn == 1 and not Bright.lingers:
+        lingers = self.linger and self.train and self.turn == 1 and not Bright.lingers
+        if lingers and self.row["word"] not in Bright.lingered:
             Bright.lingers = True
+            Bright.lingered.add(self.row["word"])
             try:
                 await published()
             finally:

@@ -20,12 +20,14 @@ import asyncio, json, time
 from agentrl.envs.calculator import Calculator
 
 class Lingering(Calculator):
-    \"\"\"One episode at a time waits after its first turn for a publish: several versions sample it.\"\"\"
-    lingers = False
+    \"\"\"One episode at a time, and of each group at most one, waits after its first turn for a publish.\"\"\"
+    lingers, lingered = False, set()
     async def step(self, action):
         told = await super().step(action)
-        if not (told.terminated or told.truncated or Lingering.lingers):
+        question = self.row["question"]
+        if not (told.terminated or told.truncated or Lingering.lingers or question in Lingering.lingered):
             Lingering.lingers = True
+            Lingering.lingered.add(question)
             try:
                 await published()
             finally:

@@ -21,9 +21,12 @@ def place(tmp_path: Path) -> Path:
 
 @pytest.mark.timeout(400)
 def test_a_run_trains_publishes_evaluates_and_leaves_its_folder(place: Path) -> None:
-    code, output = finished(start(place, "train", "run.toml"))
-    assert code == 0, output
     run = place / "runs" / "r"
+    process = start(place, "train", "run.toml", "env.args.gate=2")
+    wait_for(lambda: bool(lines(run, "eval")), process)
+    (place / "go").touch()  # else the first evaluation might still run when the next one falls due
+    code, output = finished(process)
+    assert code == 0, output
     steps = lines(run, "step")
     assert [s["step"] for s in steps] == [1, 2, 3]
     assert [s["version"] for s in steps] == ["1.1", "1.2", "1.3"]
