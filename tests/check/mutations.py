@@ -21,6 +21,17 @@ from agentrl.types import Info, Message, Row, Step
 STARTED: list[int] = []
 """Descriptors that the leaking operators opened, for the test to close."""
 RELEASE = threading.Event()
+_THREAD = "worker of mine"
+
+
+def end_what_was_started() -> None:
+    """The threads and descriptors of leaking operators: the next check counts what there is."""
+    RELEASE.set()
+    for thread in threading.enumerate():
+        if thread.name == _THREAD:
+            thread.join(60.0)
+    while STARTED:
+        os.close(STARTED.pop())
 
 
 class Operator(NamedTuple):
@@ -158,7 +169,7 @@ def _task(self: Any, messages: list[Message]) -> None:
 
 
 def _thread(self: Any, messages: list[Message]) -> None:
-    threading.Thread(target=RELEASE.wait, daemon=True, name="worker of mine").start()
+    threading.Thread(target=RELEASE.wait, daemon=True, name=_THREAD).start()
 
 
 def _temporary(self: Any, messages: list[Message]) -> None:

@@ -26,7 +26,7 @@ from agentrl.env import Env
 from agentrl.errors import ContractError, SandboxLost
 from agentrl.tool import run_tools, tool
 from agentrl.types import Info, Message, Row, Step
-from tests.check.mutations import OPERATORS, RELEASE, STARTED, Operator
+from tests.check.mutations import OPERATORS, RELEASE, Operator, end_what_was_started
 
 OTHER_WAYS = ("folder", "renamed", "database")
 
@@ -79,9 +79,7 @@ class Toy(Env):
 def _leave_nothing() -> Iterator[None]:
     RELEASE.clear()
     yield
-    RELEASE.set()
-    while STARTED:
-        os.close(STARTED.pop())
+    end_what_was_started()
 
 
 def test_a_good_environment_has_no_findings() -> None:

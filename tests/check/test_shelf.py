@@ -7,7 +7,6 @@ import importlib
 import inspect
 import itertools
 import json
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from agentrl.errors import ConfigError
 from agentrl.sandbox.options import SandboxOptions
 from agentrl.sandbox.pool import open_sandbox
 from agentrl.types import Message, Row
-from tests.check.mutations import OPERATORS, RELEASE, STARTED, Operator
+from tests.check.mutations import OPERATORS, RELEASE, Operator, end_what_was_started
 
 SHELF = Path(__file__).resolve().parents[2] / "envs"
 
@@ -80,9 +79,7 @@ def first_rows(env_class: type[Env], count: int) -> list[Row]:
 def _leave_nothing() -> Iterator[None]:
     RELEASE.clear()
     yield
-    RELEASE.set()
-    while STARTED:
-        os.close(STARTED.pop())
+    end_what_was_started()
 
 
 def test_the_shelf_is_found() -> None:
