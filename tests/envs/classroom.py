@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from aiohttp.test_utils import unused_port
+from aiohttp.test_utils import TestServer
 
 from agentrl.agent import Agent
 from agentrl.conductor.conversations import Conversation, demonstration, renderer_of
@@ -23,7 +23,6 @@ from agentrl.endpoint.render import Renderer
 from agentrl.endpoint.template import ChatTemplate
 from agentrl.engine.client import EngineClient
 from agentrl.engine.embedded.__main__ import build
-from agentrl.engine.embedded.app import serve
 from agentrl.env import Env
 from agentrl.rollout.episode import EpisodeSpec
 from agentrl.rollout.options import RolloutOptions
@@ -134,15 +133,16 @@ class Classroom:
         app = build(self.folder, version=START, dtype=torch.float32, max_running=128)
         thread = threading.Thread(target=app.scheduler.run, daemon=True)
         thread.start()
-        port = unused_port()
-        async with serve(app, "127.0.0.1", port):
-            client = EngineClient(f"http://127.0.0.1:{port}")
-            try:
-                yield client
-            finally:
-                await client.close()
-                app.scheduler.stop()
-                await asyncio.to_thread(thread.join, 30.0)
+        server = TestServer(app.routes())  # on a port that the system gives it
+        await server.start_server(access_log=None)
+        client = EngineClient(f"http://{server.host}:{server.port}")
+        try:
+            yield client
+        finally:
+            await client.close()
+            app.scheduler.stop()
+            await asyncio.to_thread(thread.join, 60.0)
+            await server.close()
 
 
 async def _group(player: Player, step: int, place: int, row: Row, samples: int) -> Group:
