@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import os
-import socket
 import sys
 import traceback
 import warnings
@@ -84,16 +83,8 @@ def prepare_environment() -> None:
     """What must be set before torch and DeepSpeed are imported."""
     prepare_imports()
     if "RANK" not in os.environ:  # not under torchrun: a group of one
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        alone = {
-            "RANK": "0",
-            "LOCAL_RANK": "0",
-            "WORLD_SIZE": "1",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-        }
+        # Port 0 is any free one: nobody else has to know it.
+        alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
         os.environ.update(alone)
 
 

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
-import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file
+from torch._C._distributed_c10d import TCPStore
 from transformers import AutoModelForCausalLM
 
 ROOT = Path(__file__).parent.parent.parent
-SECONDS = 500
+SECONDS = 900
 """For a group of each size, side by side; some twenty of one core each where nothing else runs."""
 
 
@@ -30,41 +32,63 @@ class Outcome(NamedTuple):
 
 def run_groups(work: Path, model: Path, checks: Mapping[int, Sequence[str]]) -> Outcome:
     """Run the named checks in a group of each size, all at once."""
-    started = {world: _start(world, work, model, names) for world, names in checks.items()}
-    results = {}
-    try:
-        for world, processes in started.items():
-            for rank, process in enumerate(processes):
-                code = process.wait(SECONDS)
-                assert code == 0, (work / f"log-{world}-{rank}").read_text()[-3000:]
-                results[world, rank] = json.loads((work / f"result-{world}-{rank}.json").read_text())
-    finally:
-        for process in itertools.chain(*started.values()):
-            process.kill()
-            process.wait()
+    with contextlib.ExitStack() as stack:
+        processes: dict[tuple[int, int], subprocess.Popen[bytes]] = {}
+        for world, names in checks.items():
+            store = stack.enter_context(meeting_place(world))
+            for rank, process in enumerate(_start(world, work, model, names, store)):
+                stack.callback(process.wait)
+                stack.callback(process.kill)
+                processes[world, rank] = process
+        _await(processes, work)
+    results = {
+        (world, rank): json.loads((work / f"result-{world}-{rank}.json").read_text()) for world, rank in processes
+    }
     return Outcome(work, results)
 
 
-def _start(world: int, work: Path, model: Path, checks: Sequence[str]) -> list[subprocess.Popen[bytes]]:
+@contextlib.contextmanager
+def meeting_place(world: int) -> Iterator[dict[str, str]]:
+    """The environment in which so many ranks meet, at a store that is kept here.
+
+    As torchrun does: no port is chosen before somebody listens at it, and no rank depends on how long another lives.
+    """
+    store = TCPStore("127.0.0.1", 0, world, is_master=True, wait_for_workers=False)
+    here = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    yield {**here, "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    del store
+
+
+def _await(processes: Mapping[tuple[int, int], subprocess.Popen[bytes]], work: Path) -> None:
+    """Until all have ended well. The first that fails is told at once: the others of its group would wait for it."""
+    until = time.monotonic() + SECONDS
+    left = dict(processes)
+    while left:
+        ended = {place: code for place, process in left.items() if (code := process.poll()) is not None}
+        for (world, rank), code in ended.items():
+            assert code == 0, (
+                f"rank {rank} of {world} ended with {code}: {(work / f'log-{world}-{rank}').read_text()[-3000:]}"
+            )
+            del left[world, rank]
+        assert time.monotonic() < until, f"not within {SECONDS} s: {sorted(left)}"
+        time.sleep(0.05)
+
+
+def _start(
+    world: int, work: Path, model: Path, checks: Sequence[str], store: Mapping[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
     job = work / f"job-{world}.json"
     job.write_text(json.dumps({"model": str(model), "work": str(work), "checks": list(checks)}))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    common = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    processes = []
+    common = {**store, "OMP_NUM_THREADS": "1"}
     for rank in range(world):
         with (work / f"log-{world}-{rank}").open("wb") as log:
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", "tests.train.worker", str(job)],
-                    cwd=ROOT,
-                    env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                )
+            yield subprocess.Popen(
+                [sys.executable, "-m", "tests.train.worker", str(job)],
+                cwd=ROOT,
+                env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stdout=log,
+                stderr=subprocess.STDOUT,
             )
-    return processes
 
 
 def check_export(folder: Path, probe: Path) -> None:

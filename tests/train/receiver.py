@@ -15,16 +15,20 @@ from torch.distributed import distributed_c10d as c10d
 
 from agentrl.train.meeting import join
 
-WAIT = datetime.timedelta(seconds=60)
+WAIT = datetime.timedelta(seconds=300)
 
 
 class Receiver:
-    """Joins whatever group it is asked into, and keeps what comes. `leave_after` buckets it is gone."""
+    """Joins whatever group it is asked into, and keeps what comes. `leave_after` buckets it is gone, and has `left`.
+
+    What goes into a socket has been sent: a sender notices only if a bucket is still to come when that has happened.
+    """
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
         self.buckets = 0
         self.leave_after: int | None = None
+        self.left = threading.Event()
         self._group: Any = None
         self._names = 0
         self._work: threading.Thread | None = None
@@ -49,7 +53,7 @@ class Receiver:
     def done(self) -> None:
         """Wait until all that was announced has come."""
         assert self._work is not None
-        self._work.join(60)
+        self._work.join(300)
 
     def _group_of(self, asked: dict[str, Any]) -> dict[str, Any]:
         if self._group is None:
@@ -70,6 +74,7 @@ class Receiver:
         for number, bucket in enumerate(buckets):
             if number == self.leave_after:
                 self._group = None
+                self.left.set()
                 return
             dtypes = [getattr(torch, name) for name in bucket["dtypes"]]
             sizes = [t.itemsize * torch.Size(s).numel() for t, s in zip(dtypes, bucket["shapes"], strict=True)]

@@ -12,7 +12,7 @@ from agentrl.errors import ConfigError
 from agentrl.train.adapt import choose_trained, other_base, sources
 from agentrl.train.model import Policy, load_policy
 from agentrl.train.options import LoraOptions, TrainOptions
-from tests.train.group import Outcome, check_export, distance, run_groups
+from tests.train.group import SECONDS, Outcome, check_export, distance, run_groups
 from tests.train.test_model import PICTURES, batch
 
 
@@ -102,7 +102,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Outcome:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(SECONDS + 60)
 @pytest.mark.parametrize("part", PARTS)
 def test_any_part_trains_as_in_one_process_resumes_exactly_and_is_published_whole(outcome: Outcome, part: str) -> None:
     start = load_file(outcome.work / "frozen-1" / "step-0000002" / "model" / "model.safetensors")
@@ -125,7 +125,7 @@ def test_any_part_trains_as_in_one_process_resumes_exactly_and_is_published_whol
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(SECONDS + 60)
 @pytest.mark.parametrize("part", ["lora", "offloaded"])
 def test_another_number_of_ranks_goes_on_from_a_checkpoint(outcome: Outcome, part: str) -> None:
     assert distance(outcome, f"{part}-2-then-1", f"{part}-2") < 1e-5
@@ -133,7 +133,7 @@ def test_another_number_of_ranks_goes_on_from_a_checkpoint(outcome: Outcome, par
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(SECONDS + 60)
 def test_fp16_has_fp32_master_and_moments_and_keeps_its_loss_scale(outcome: Outcome) -> None:
     for rank in (0, 1):
         found = outcome.results[2, rank]
@@ -147,7 +147,7 @@ def test_fp16_has_fp32_master_and_moments_and_keeps_its_loss_scale(outcome: Outc
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(SECONDS + 60)
 def test_recomputed_activations_change_nothing(outcome: Outcome) -> None:
     for rank in (0, 1):
         assert outcome.results[2, rank]["recompute_distance"] < 1e-6

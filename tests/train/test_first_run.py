@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +18,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "tutorial_first.md"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3000)
 def test_whoever_follows_the_page_has_a_model_that_learned(tmp_path: Path) -> None:
     text = PAGE.read_text()
     for name, body in re.findall(r"^```(?:python|toml)\n# (\S+)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
@@ -34,7 +33,7 @@ def test_whoever_follows_the_page_has_a_model_that_learned(tmp_path: Path) -> No
             env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
-            timeout=500,
+            timeout=2000,
         )
         assert done.returncode == 0, f"{commands}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
         said += done.stdout
@@ -56,10 +55,7 @@ def test_whoever_follows_the_page_has_a_model_that_learned(tmp_path: Path) -> No
 def served_and_judged(serve: str, judge: str, folder: Path, path: str) -> float:
     """The reward that the command `judge` finds while `serve` serves, in a terminal of its own."""
     env = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    serve, judge = serve.replace("30000", port), judge.replace("30000", port)
+    serve = serve.replace("30000", "0")  # any free port
     with subprocess.Popen(
         [sys.executable, "-m", "agentrl.cli", *shlex.split(serve)[1:]],
         cwd=folder,
@@ -69,9 +65,11 @@ def served_and_judged(serve: str, judge: str, folder: Path, path: str) -> float:
     ) as server:
         try:
             assert server.stdout is not None
-            assert f"is served at http://127.0.0.1:{port}/v1" in server.stdout.readline()
+            place = re.search(r"is served at (http://127\.0\.0\.1:\d+/v1)", server.stdout.readline())
+            assert place is not None
+            judge = judge.replace("http://127.0.0.1:30000/v1", place[1])
             done = subprocess.run(
-                ["bash", "-euc", judge], cwd=folder, env=env, capture_output=True, text=True, timeout=200
+                ["bash", "-euc", judge], cwd=folder, env=env, capture_output=True, text=True, timeout=900
             )
         finally:
             server.terminate()

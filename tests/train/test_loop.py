@@ -31,7 +31,7 @@ from agentrl.types import Context, Episode, Group, Sampled, Segment, Stop, Traje
 
 GROUPS, SAMPLES, ANSWER = 8, 8, 2
 TRAIN = TrainOptions(steps=40, lr=5e-2, checkpoint_every=5, keep_checkpoints=2, tokens_per_microbatch=400)
-SECONDS = 300
+SECONDS = 900
 """For a trainer to start and do its steps; a handful where nothing else runs."""
 
 

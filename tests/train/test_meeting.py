@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,9 @@ import orjson
 import pytest
 from torch._C._distributed_c10d import TCPStore
 
+from tests.train.group import meeting_place
+
+pytestmark = pytest.mark.timeout(1200)
 ROOT = Path(__file__).parents[2]
 RANK = """
 import sys
@@ -29,9 +31,9 @@ def limits():
     print([group.options._timeout.total_seconds() for group in groups])
 
 deepspeed.MEET_SECONDS = {meet}
-deepspeed._join_group(7.0)
+deepspeed._join_group(777.0)
 limits()
-backend = deepspeed.Backend(Path(sys.argv[1]), TrainOptions(collective_timeout=7.0))
+backend = deepspeed.Backend(Path(sys.argv[1]), TrainOptions(collective_timeout=777.0))
 limits()
 print([backend._engine.optimizer.dp_process_group in c10d._world.pg_map])
 """
@@ -50,30 +52,26 @@ def rank(model: Path, meet: float, **environment: str) -> subprocess.Popen[str]:
 
 
 def test_the_limit_on_collectives_holds_for_the_group_that_zero_uses_once_all_have_loaded(tiny: Path) -> None:
-    process = rank(tiny, 100.0)
-    told, errors = process.communicate(timeout=120)
+    process = rank(tiny, 1000.0)
+    told, errors = process.communicate(timeout=500)
     assert process.returncode == 0, errors
     loading, loaded, known = (orjson.loads(line.lower()) for line in told.splitlines() if line.startswith("["))
     assert loading == [1800.0, 1800.0]
-    assert loaded == [7.0, 7.0]
+    assert loaded == [777.0, 777.0]
     assert known == [True]
 
 
-@pytest.mark.timeout(180)
 def test_a_rank_ends_where_all_have_come_and_one_does_not_connect(tiny: Path) -> None:
     """Another process comes to the store in the place of rank 1, late, and goes no further."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    here = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    process = rank(tiny, 2.0, **here)
-    store = TCPStore("127.0.0.1", port, 2, False, datetime.timedelta(seconds=100))
-    store.wait(["agentrl/come"])
-    with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(3)  # until the last one has come there is no limit of seconds
-    assert store.add("agentrl/come", 1) == 2
-    store.set("agentrl/all", "")
-    _, errors = process.communicate(timeout=100)
+    with meeting_place(2) as here:
+        process = rank(tiny, 2.0, RANK="0", LOCAL_RANK="0", **here)
+        store = TCPStore("127.0.0.1", int(here["MASTER_PORT"]), 2, False, datetime.timedelta(seconds=500))
+        store.wait(["agentrl/come"])
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(3)  # until the last one has come there is no limit of seconds
+        assert store.add("agentrl/come", 1) == 2
+        store.set("agentrl/all", "")
+        _, errors = process.communicate(timeout=500)
     assert process.returncode == 1
     told = re.search(r"^agentrl.train: rank 0 failed at [\d.]+: RanksDoNotMeet: (.*)$", errors, re.MULTILINE)
     assert told is not None, errors

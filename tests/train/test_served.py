@@ -19,7 +19,7 @@ from agentrl.types import Version
 from tests.engine.kit import request, vivid_model
 from tests.train.group import Outcome, run_groups
 
-pytestmark = [pytest.mark.sglang, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(3600)]
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,9 @@ def server(trained: Outcome) -> Iterator[EngineServer]:
     python = os.environ.get("AGENTRL_SGLANG_PYTHON")
     if not python:
         pytest.fail("AGENTRL_SGLANG_PYTHON does not name the interpreter that has SGLang")
-    options = EngineOptions(kind="sglang", python=Path(python), context_length=512, device="cpu", startup_timeout=600.0)
+    options = EngineOptions(
+        kind="sglang", python=Path(python), context_length=512, device="cpu", startup_timeout=1800.0
+    )
     started = start_engine(options, trained.work / "served-all", Version(1, 0), trained.work / "engine.log")
     try:
         asyncio.run(started.wait_ready())
@@ -51,7 +53,7 @@ def told(trained: Outcome, name: str) -> list[dict[str, Any]]:
 
 async def check(client: EngineClient, name: str, told: list[dict[str, Any]]) -> None:
     for number, said in enumerate(told):
-        asked = request(f"{name}-{number}", said["prompt"], max_tokens=24, temperature=0.0, seconds=300.0)
+        asked = request(f"{name}-{number}", said["prompt"], max_tokens=24, temperature=0.0, seconds=900.0)
         completion = await client.generate(asked)
         assert completion.tokens.tolist() == said["tokens"]
         np.testing.assert_allclose(completion.logprobs, said["logprobs"], atol=1e-4)

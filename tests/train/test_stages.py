@@ -44,7 +44,7 @@ def test_stages_two_and_three_are_valid_and_have_the_published_settings(name: st
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 def test_one_stage_after_the_other_on_a_tiny_model(tmp_path: Path) -> None:
     """Each starts from the last one's model; in the third only the upper layer moves."""
     make_tiny_model(tmp_path / "tiny", hidden=32, intermediate=32, max_length=512)
@@ -53,7 +53,7 @@ def test_one_stage_after_the_other_on_a_tiny_model(tmp_path: Path) -> None:
     short = ["train.warmup_steps=0", 'train.dtype="fp32"', "train.checkpoint_every=0"]
     small = ['engine.kind="embedded"', 'engine.dtype="float32"', "engine.context_length=256", "rollout.max_tokens=24"]
     small += ["rollout.groups_per_step=4", "rollout.concurrency=8", "train.steps=1", "train.minibatches=2"]
-    small += ["eval.rows=4", "engine.startup_timeout=300"]
+    small += ["eval.rows=4", "engine.startup_timeout=900"]
     stages = {
         "1_sft": ["sft", 'model="tiny"', "sft.limit=64", "train.steps=2", "train.batch_groups=8"],
         "2_rl": ["train", *small],

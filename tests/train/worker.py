@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from agentrl.train.algorithm import Algorithm, Metrics, Output  # noqa: E402
 from agentrl.train.batch import Batch, pack  # noqa: E402
 from agentrl.train.broadcast import Broadcaster  # noqa: E402
 from agentrl.train.deepspeed import Backend  # noqa: E402
+from agentrl.train.export import buckets  # noqa: E402
 from agentrl.train.feed import Feed  # noqa: E402
 from agentrl.train.functional import Denominators, token_weights  # noqa: E402
 from agentrl.train.model import load_policy  # noqa: E402
@@ -41,7 +42,7 @@ from agentrl.train.plan import Item, make_plan  # noqa: E402
 from agentrl.train.state import State  # noqa: E402
 from agentrl.types import Context, Group, Sampled, Segment, Trajectory, Version  # noqa: E402
 from tests.train.drawing import describe, draw, episode, random_group  # noqa: E402
-from tests.train.inside import cut_error, refusals  # noqa: E402
+from tests.train.inside import await_path, cut_error, held_back, leave, refusals  # noqa: E402
 from tests.train.receiver import Receiver  # noqa: E402
 
 BUDGETS = {1: 1 << 20, 2: 90}
@@ -190,8 +191,10 @@ class Checks:
         policy, tokens = backend._policy, torch.tensor(prompt)
         with torch.no_grad():
             for _ in range(count):
-                hidden = policy.hidden(tokens, torch.arange(len(tokens)), [len(tokens)])
-                tokens = torch.cat([tokens, policy.head(hidden[-1:]).argmax(1)])
+                place = torch.arange(len(tokens))
+                tokens = torch.cat(
+                    [tokens, policy.head(policy.hidden(tokens, place, [len(tokens)], place[-1:])).argmax(1)]
+                )
         context = Segment(tokens[: len(prompt)].numpy().astype(np.int32), None, Context())
         chosen = tokens[len(prompt) :].numpy().astype(np.int32)
         sampled = Segment(chosen, np.zeros(count, np.float32), Sampled(Version(1, 0)))
@@ -265,10 +268,7 @@ class Checks:
         """Go on from what the other group saved, of two ranks and of one."""
         other = 3 - self.world
         saved = self.work / (f"{name}-{other}" if name else f"c{other}") / "step-0000002"
-        deadline = time.monotonic() + 400
-        while not saved.exists():
-            assert time.monotonic() < deadline, f"the group of {other} has not saved {saved}"
-            time.sleep(0.05)
+        await_path(saved)
         options = self.options.model_copy(update=PARTLY[name] if name else {})
         backend = Backend(self.folder, options, seed=SEED + 2)
         persist.restore(backend, saved)
@@ -348,7 +348,8 @@ class Checks:
         self.found["group_buckets"] = receiver.buckets
         self.found["group_same"] = all(torch.equal(t, receiver.tensors.get(n, t + 1)) for n, t in whole.items())
         receiver.leave_after = 1
-        sent.append(sender.send(2, Version(1, 2), self.work))
+        with nullcontext() if self.rank else held_back(backend, len(buckets(backend.shapes, 5000)[0]), receiver.left):
+            sent.append(sender.send(2, Version(1, 2), self.work))
         receiver.leave_after = None
         sent.append(sender.send(3, Version(1, 3), self.work))
         self.found["group_sent"] = sent
@@ -391,7 +392,7 @@ def main() -> None:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     checks = Checks(Path(job["model"]), Path(job["work"]), rank, world)
     checks.run(job["checks"])
-    (Path(job["work"]) / f"result-{world}-{rank}.json").write_text(json.dumps(checks.found))
+    leave(Path(job["work"]), rank, world, checks.found)
 
 
 if __name__ == "__main__":
