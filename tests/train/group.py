@@ -65,11 +65,11 @@ def _await(processes: Mapping[tuple[int, int], subprocess.Popen[bytes]], work: P
     left = dict(processes)
     while left:
         ended = {place: code for place, process in left.items() if (code := process.poll()) is not None}
-        for (world, rank), code in ended.items():
-            assert code == 0, (
-                f"rank {rank} of {world} ended with {code}: {(work / f'log-{world}-{rank}').read_text()[-3000:]}"
-            )
-            del left[world, rank]
+        assert not any(ended.values()), "\n".join(
+            f"rank {rank} of {world} ended with {code}: {(work / f'log-{world}-{rank}').read_text()[-3000:]}"
+            for (world, rank), code in ended.items()
+        )
+        left = {place: process for place, process in left.items() if place not in ended}
         assert time.monotonic() < until, f"not within {SECONDS} s: {sorted(left)}"
         time.sleep(0.05)
 
