@@ -30,6 +30,7 @@ class PageProcess:
     def __init__(self, desk: Desk, options: MonitorSection) -> None:
         self._file = page_file(desk.folder.path)
         self._child: Child | None = None
+        self._kept: socket.socket | None = None
         if options.page:
             try:
                 self._start(desk, options)
@@ -37,9 +38,14 @@ class PageProcess:
                 desk.note(f"no page: {error}")
 
     def _start(self, desk: Desk, options: MonitorSection) -> None:
-        host, port = options.page_host, options.page_port or _free_port(options.page_host)
+        host, port = options.page_host, options.page_port
+        if not port:
+            # Its address is told before it listens: nobody else may get that port until then.
+            self._kept = _bound(host, 0, socket.SO_REUSEPORT)
+            port = int(self._kept.getsockname()[1])
         token = None if is_loopback(host) else secrets.token_urlsafe(18)
         argv = [sys.executable, "-m", "agentrl.monitor.serve", str(desk.folder.path), "--host", host]
+        argv += ["--kept"] if self._kept is not None else []
         environment = {} if token is None else {TOKEN_VARIABLE: token}
         # Last in line for the processor: rollouts and training go first.
         nice = ["nice", "-n", "10"] if os.path.exists("/usr/bin/nice") else []
@@ -58,6 +64,8 @@ class PageProcess:
             while self._child.poll() is None and time.monotonic() < end:
                 time.sleep(0.01)
             self._file.unlink(missing_ok=True)
+        if self._kept is not None:
+            self._kept.close()
 
 
 def check_monitor(options: MonitorSection) -> None:
@@ -65,7 +73,7 @@ def check_monitor(options: MonitorSection) -> None:
     check_trackers(options.trackers)
     if options.page:
         try:
-            _free_port(options.page_host, options.page_port)
+            _bound(options.page_host, options.page_port, socket.SO_REUSEADDR).close()
         except OSError as error:
             raise ConfigError(
                 f"monitor.page_port = {options.page_port}: {error.strerror or error} on {options.page_host}; choose "
@@ -73,10 +81,12 @@ def check_monitor(options: MonitorSection) -> None:
             ) from error
 
 
-def _free_port(host: str, port: int = 0) -> int:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind((host, port))
-        found: int = probe.getsockname()[1]
-        return found
+def _bound(host: str, port: int, option: int) -> socket.socket:
+    found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, option, 1)
+        found.bind((host, port))
+    except OSError:
+        found.close()
+        raise
+    return found

@@ -43,14 +43,18 @@ async def serve(
     token: str | None,
     on_ready: Callable[[str], None],
     stop: asyncio.Event,
+    kept: bool = False,
 ) -> None:
-    """Serve the runs in `paths` until `stop` is set. ConfigError where a folder is none, or the port is taken."""
+    """Serve the runs in `paths` until `stop` is set. ConfigError where a folder is none, or the port is taken.
+
+    With `kept` the port is one that another process of ours keeps for this one (SO_REUSEPORT).
+    """
     runs = [Run(path) for path in paths]
     runner = web.AppRunner(make_app(runs, token), access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
         try:
-            await web.TCPSite(runner, host, port, backlog=256).start()
+            await web.TCPSite(runner, host, port, backlog=256, reuse_port=kept or None).start()
         except OSError as error:
             raise ConfigError(
                 f"the page cannot listen on {host}:{port}: {error.strerror or error}; choose another port, or 0 for "
@@ -64,18 +68,18 @@ async def serve(
             run.close()
 
 
-def view(paths: Sequence[Path], *, host: str, port: int) -> None:
+def view(paths: Sequence[Path], *, host: str, port: int, kept: bool = False) -> None:
     """`agentrl view`: serve until interrupted."""
     token = None if is_loopback(host) else os.environ.get(TOKEN_VARIABLE) or secrets.token_urlsafe(18)
-    asyncio.run(_until_signal(paths, host, port, token))
+    asyncio.run(_until_signal(paths, host, port, token, kept))
 
 
-async def _until_signal(paths: Sequence[Path], host: str, port: int, token: str | None) -> None:
+async def _until_signal(paths: Sequence[Path], host: str, port: int, token: str | None, kept: bool) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    await serve(paths, host=host, port=port, token=token, on_ready=_tell, stop=stop)
+    await serve(paths, host=host, port=port, token=token, on_ready=_tell, stop=stop, kept=kept)
 
 
 def _tell(url: str) -> None:
@@ -88,9 +92,10 @@ def main() -> int:
     parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--kept", action="store_true", help="whoever starts this keeps the port for it")
     given = parser.parse_args()
     try:
-        view(given.runs, host=given.host, port=given.port)
+        view(given.runs, host=given.host, port=given.port, kept=given.kept)
     except AgentRLError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -7,6 +7,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -49,6 +50,8 @@ def test_the_page_lives_as_long_as_the_run_says(desk: Desk) -> None:
     assert file.stat().st_mode & 0o777 == 0o600
     url = file.read_text().strip()
     assert url.startswith("http://127.0.0.1:")
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", urlsplit(url).port))  # it is kept, though nobody may listen yet
     assert '"alive":true' in answer(url + "api/runs")
     page.stop()
     assert not file.exists()
