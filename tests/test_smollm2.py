@@ -50,6 +50,7 @@ async def test_template_engine_and_trainer_agree_on_the_fetched_model(tmp_path: 
     tokens = torch.from_numpy(np.concatenate([prompt, said.tokens])).long()
     n = len(said.tokens)
     with torch.no_grad():
-        hidden = policy.hidden(tokens, torch.arange(len(tokens)), [len(tokens)])
-        logprobs, _ = policy.head(hidden[-n - 1 : -1], tokens[-n:], torch.ones(n))
+        read = torch.arange(len(prompt) - 1, len(tokens) - 1)
+        hidden = policy.hidden(tokens, torch.arange(len(tokens)), [len(tokens)], read)
+        logprobs, _ = policy.head(hidden, tokens[-n:], torch.ones(n))
     assert np.abs(logprobs.numpy() - said.logprobs).max() < 1e-4

@@ -76,6 +76,15 @@ class Batch:
         lengths = self.cu_seqlens.diff().long()
         return torch.repeat_interleave(torch.arange(len(lengths)), lengths).to(self.tokens.device)
 
+    @property
+    def trained(self) -> Tensor:
+        """int64 `[N]`: the tokens on the mask, or one that is not where there are none.
+
+        A batch that trains nothing still passes through every weight, or ZeRO-3's ranks would fall out of step.
+        """
+        rows = self.mask.nonzero().squeeze(1)
+        return rows if len(rows) else torch.ones(1, dtype=torch.int64, device=rows.device)
+
     def with_weights(self, weights: Tensor) -> Batch:
         """A copy with the loss weights filled in."""
         return replace(self, weights=weights)

@@ -153,7 +153,7 @@ def _whitened(backend: Passes, batches: Sequence[Batch], groups: int | None) -> 
 def _with_weights(backend: Passes, algorithm: Algorithm, batches: Sequence[Batch]) -> list[Batch]:
     """Loss weights whose denominators span all ranks and passes of the optimizer step."""
     options = algorithm.options
-    _, tokens, _, episodes = backend.sum(report.local_counts([batches])).tolist()
+    _, _, tokens, _, episodes = backend.sum(report.local_counts([batches])).tolist()
     totals = Denominators(tokens, round(episodes))
     return [
         b.with_weights(token_weights(b.mask, b.episode_tokens, totals, options.aggregation, options.fixed_length))

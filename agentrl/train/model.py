@@ -21,6 +21,7 @@ from agentrl.errors import ConfigError
 from agentrl.train.algorithm import Output
 from agentrl.train.attention import ATTENTION, lay_out, packed_attention
 from agentrl.train.batch import Batch
+from agentrl.train.prefix import share
 
 CHUNK = 1 << 24
 """Logits held at once: each chunk reads the whole output head, and adds to the whole of its gradient."""
@@ -145,24 +146,26 @@ class Policy(nn.Module):
 
     def forward(self, batch: Batch, entropy_gradient: bool = False) -> Output:
         """Log-probs, entropies and, with a critic, values of the batch's trained tokens, `[T]`, 0 elsewhere."""
-        rows = batch.mask.nonzero().squeeze(1)
-        # A batch that trains nothing still passes through every weight, or ZeRO-3's ranks would fall out of step.
-        rows = rows if len(rows) else torch.ones(1, dtype=torch.int64, device=rows.device)
-        hidden = self.hidden(batch.tokens, batch.positions, batch.cu_seqlens.diff().tolist())
-        found, entropy = self.head(hidden[rows - 1], batch.tokens[rows], batch.temperatures[rows])
+        rows = batch.trained
+        hidden = self.hidden(batch.tokens, batch.positions, batch.cu_seqlens.diff().tolist(), rows - 1)
+        found, entropy = self.head(hidden, batch.tokens[rows], batch.temperatures[rows])
         zeros = torch.zeros(len(batch.tokens), device=hidden.device)
         entropy = entropy if entropy_gradient else entropy.detach()
         values = None
         if self.value_head is not None:
-            values = zeros.index_put((rows,), self.value_head(hidden[rows - 1]).float().squeeze(1))
+            values = zeros.index_put((rows,), self.value_head(hidden).float().squeeze(1))
         return Output(zeros.index_put((rows,), found), zeros.index_put((rows,), entropy), values)
 
-    def hidden(self, tokens: Tensor, positions: Tensor, lengths: list[int]) -> Tensor:
-        """The last hidden states `[T, H]`."""
+    def hidden(self, tokens: Tensor, positions: Tensor, lengths: list[int], read: Tensor) -> Tensor:
+        """The last hidden states `[N, H]` of the tokens `read` `[N]`, each history computed once."""
+        shared = share(tokens.cpu().numpy(), lengths, read.cpu().numpy())
+        layout = lay_out(shared.lengths, shared.sequences, tokens.device)
+        computed, place = (torch.from_numpy(x).to(tokens.device) for x in (shared.computed, shared.place))
         backbone = cast(Any, self.model).base_model
-        layout = lay_out(lengths, tokens.device)
-        out = backbone(input_ids=tokens[None], position_ids=positions[None], use_cache=False, layout=layout)
-        return cast(Tensor, out.last_hidden_state[0])
+        out = backbone(
+            input_ids=tokens[computed][None], position_ids=positions[computed][None], use_cache=False, layout=layout
+        )
+        return cast(Tensor, out.last_hidden_state[0, place[read]])
 
     @property
     def head(self) -> Head:
@@ -237,7 +240,7 @@ def check_exact(policy: Policy, vocabulary: int, device: torch.device) -> None:
     training = policy.training
     policy.eval()
     with torch.no_grad():
-        packed, _ = policy.head(policy.hidden(tokens, positions, lengths)[rows - 1], tokens[rows], ones)
+        packed, _ = policy.head(policy.hidden(tokens, positions, lengths, rows - 1), tokens[rows], ones)
         model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
         plain = []
         for part in torch.split(tokens, lengths):

@@ -2,6 +2,9 @@
 
 All ranks do equal numbers of passes, or ZeRO-3's collectives would wait for ever; where there is nothing left to do a
 pass is empty (`()`), and its batch a dummy inside the loss graph.
+
+Sequences of a group lie in one pass where that costs little (`_together`), since they share a prompt, which a pass
+computes once. How much they share is not known here: budgets are of all tokens.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ class Item(NamedTuple):
 
 Pass = tuple[Item, ...]
 """What one rank packs into one forward pass."""
+_UNEVEN = 1 / 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,8 @@ def make_plan(manifest: Manifest, *, ranks: int, minibatches: int, budget: int, 
             overlong += len(found) - len(kept)
             sequences += kept
         bins = _pack(sequences, budget)
-        passes.append(_share(_level(bins, -(-len(bins) // ranks) * ranks, budget), ranks))
+        level = _level(bins, -(-len(bins) // ranks) * ranks, budget)
+        passes.append(_share(_together(level, budget), ranks))
     return Plan(tuple(passes), overlong, budget)
 
 
@@ -104,6 +109,29 @@ def _level(bins: Sequence[Pass], count: int, budget: int) -> Sequence[Pass]:
         spread[index].append(item)
         heapq.heappush(loads, (load + item.length, index))
     return [tuple(s) for s in spread]
+
+
+def _together(bins: Sequence[Pass], budget: int) -> Sequence[Pass]:
+    """The same sequences in as many passes, with a group's next to each other: a pass computes what they share once.
+
+    Only where the heaviest pass becomes heavier by at most `_UNEVEN` and fits the budget as before.
+    """
+    items = sorted(i for b in bins for i in b)
+    heaviest = max((sum(s.length for s in b) for b in bins), default=0)
+    limit = min(heaviest * (1 + _UNEVEN), budget)
+    found: list[list[Item]] = [[]]
+    load, left = 0, sum(i.length for i in items)
+    for item in items:
+        passes = len(bins) - len(found)
+        # A pass ends where it is as heavy as those that are left would be on average.
+        if passes and load and (load + item.length > limit or load + item.length / 2 > (load + left) / (passes + 1)):
+            found.append([])
+            load = 0
+        found[-1].append(item)
+        load, left = load + item.length, left - item.length
+        if load > limit and len(found[-1]) > 1:
+            return bins
+    return [*map(tuple, found), *[()] * (len(bins) - len(found))]
 
 
 def _share(bins: Sequence[Pass], ranks: int) -> tuple[tuple[Pass, ...], ...]:

@@ -10,23 +10,27 @@ import torch
 
 from agentrl.train.batch import Batch
 from agentrl.train.manifest import Manifest
+from agentrl.train.prefix import share
 
 if TYPE_CHECKING:  # a test of these sums need not load DeepSpeed
     from agentrl.train.deepspeed import StepResult
 
-COUNTS = ("tokens/packed", "tokens/trained", "batch/sequences", "batch/episodes")
+COUNTS = ("tokens/packed", "tokens/computed", "tokens/trained", "batch/sequences", "batch/episodes")
 
 
 def local_counts(minibatches: Sequence[Sequence[Batch]]) -> torch.Tensor:
-    """This rank's part of `COUNTS`, to be summed over ranks `[4]`."""
+    """This rank's part of `COUNTS`, to be summed over ranks `[5]`."""
     counts = torch.zeros(len(COUNTS), dtype=torch.float64)
     for batch in (b for minibatch in minibatches for b in minibatch):
         if int(batch.episodes[0]) < 0:
             continue  # a dummy
+        read = (batch.trained - 1).cpu().numpy()
+        shared = share(batch.tokens.cpu().numpy(), batch.cu_seqlens.diff().tolist(), read)
         shares = torch.where(batch.mask, 1 / batch.episode_tokens.clamp(min=1), 0.0).double().sum()
         counts += torch.stack(
             [
                 torch.tensor(float(len(batch.tokens))),
+                torch.tensor(float(len(shared.computed))),
                 batch.mask.sum().double(),
                 torch.tensor(float(len(batch.cu_seqlens) - 1)),
                 shares,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,13 +14,16 @@ from torch import Tensor
 
 from agentrl.errors import ConfigError
 from agentrl.train.attention import SLACK, SLACK_SHARE, lay_out, packed_attention
+from agentrl.train.prefix import share
 
 CPU = torch.device("cpu")
 LENGTHS = st.lists(st.one_of(st.integers(1, 12), st.integers(1, 130)), min_size=1, max_size=9)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, lengths: list[int], window: int | None = None) -> Tensor:
-    found, _ = packed_attention(torch.nn.Identity(), q, k, v, None, layout=lay_out(lengths, CPU), sliding_window=window)
+    found, _ = packed_attention(
+        torch.nn.Identity(), q, k, v, None, layout=lay_out(lengths, None, CPU), sliding_window=window
+    )
     return found[0]
 
 
@@ -49,25 +55,47 @@ def test_batches_are_as_each_alone(lengths: list[int]) -> None:
 @settings(deadline=None)
 @given(LENGTHS)
 def test_every_token_has_one_place_and_little_is_padding(lengths: list[int]) -> None:
-    layout = lay_out(lengths, CPU)
+    layout = lay_out(lengths, None, CPU)
     if layout is None:
         assert len(lengths) == 1
         return
     assert torch.equal(layout.rows[layout.places], torch.arange(sum(lengths)))
-    real = torch.cat([layout.places, layout.padding])
+    real = torch.cat([layout.places, layout.unread])
     assert torch.equal(real.sort().values, torch.arange(sum(n * longest for n, longest in layout.shapes)))
     for count, longest in layout.shapes:
         assert count
         assert longest in lengths
-    assert len(layout.padding) <= sum(n * (SLACK + longest // SLACK_SHARE) for n, longest in layout.shapes)
+    assert len(layout.unread) <= sum(n * (SLACK + longest // SLACK_SHARE) for n, longest in layout.shapes)
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=30), min_size=2, max_size=9))
+def test_tokens_that_sequences_share_are_as_each_alone(pack: list[list[int]]) -> None:
+    tokens, lengths = np.array(list(itertools.chain(*pack))), [len(s) for s in pack]
+    shared = share(tokens, lengths, np.arange(len(tokens)))
+    whole, place = torch.from_numpy(shared.sequences), torch.from_numpy(shared.place)
+    torch.manual_seed(len(tokens))
+    leaves = [torch.randn(1, heads, len(shared.computed), 8, dtype=torch.float64) for heads in (4, 2, 2)]
+    factors = torch.randn(len(tokens), 4, 8, dtype=torch.float64)
+    found = []
+    for together in (True, False):
+        q, k, v = (x.clone().requires_grad_() for x in leaves)
+        if together:
+            layout = lay_out(shared.lengths, shared.sequences, CPU)
+            out = packed_attention(torch.nn.Identity(), q, k, v, None, layout=layout)[0][0][place]
+        else:
+            out = alone(q[:, :, whole], k[:, :, whole], v[:, :, whole], lengths)
+        found.append([out, *torch.autograd.grad((out * factors).sum(), (q, k, v))])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=1e-9)
 
 
 def test_sequences_of_one_length_are_one_batch() -> None:
-    layout = lay_out([58] * 64, CPU)
+    layout = lay_out([58] * 64, None, CPU)
     assert layout is not None
     assert layout.shapes == ((64, 58),)
-    assert len(layout.padding) == 0
-    mixed = lay_out([2000, 40, 1900, 60], CPU)
+    assert len(layout.unread) == 0
+    mixed = lay_out([2000, 40, 1900, 60], None, CPU)
     assert mixed is not None
     assert mixed.shapes == ((2, 2000), (2, 60))
 

@@ -84,7 +84,7 @@ def test_a_dummy_has_the_form_of_a_batch() -> None:
     dummy = pack([], {}, {}, version=0)
     assert len(dummy.tokens) == 2
     assert not bool(dummy.mask.any())
-    assert report.local_counts([[dummy]]).tolist() == [0, 0, 0, 0]
+    assert report.local_counts([[dummy]]).tolist() == [0, 0, 0, 0, 0]
 
 
 def test_bytes_of_another_take_are_refused() -> None:
@@ -137,7 +137,7 @@ def test_what_is_left_out_for_its_length_is_in_no_denominator(numerics: Case) ->
     passes = [
         pack(p, {0: group}, {0: credits[0]}, version=0, longest=case["longest"]) for r in plan.passes[0] for p in r
     ]
-    _, trained, _, count = report.local_counts([passes]).tolist()
+    _, _, trained, _, count = report.local_counts([passes]).tolist()
     assert (trained, count) == (expected["trained"], pytest.approx(expected["episodes"]))
     weights = torch.cat(
         [token_weights(b.mask, b.episode_tokens, Denominators(trained, round(count)), "sequence_mean") for b in passes]

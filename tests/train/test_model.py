@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -73,9 +73,10 @@ def test_a_token_that_is_ruled_out_leaves_the_entropy_alone(numerics: dict[str, 
         torch.testing.assert_close(with_it, without)
 
 
-def batch(*pictures: str) -> Batch:
+def batch(*pictures: str, apart: int = 7) -> Batch:
+    """Tokens at one place differ by `apart` from one sequence to the next."""
     episodes = [
-        episode([draw(p, first=20 + 7 * i)], [(0, 0, len(draw(p)), 1.0)], sample=i) for i, p in enumerate(pictures)
+        episode([draw(p, first=20 + apart * i)], [(0, 0, len(draw(p)), 1.0)], sample=i) for i, p in enumerate(pictures)
     ]
     items = [Item(0, i, 0, len(draw(p))) for i, p in enumerate(pictures)]
     return pack(items, {0: Group(0, 0, 0, "test", tuple(episodes))}, {0: [{0: 1.0}] * len(pictures)}, version=0)
@@ -107,6 +108,24 @@ def test_packed_is_unpacked(request: pytest.FixtureRequest, family: str) -> None
         torch.testing.assert_close(a[name], b[name], atol=1e-5, rtol=1e-4, msg=name)
 
 
+def test_what_sequences_share_is_computed_once_and_trains_as_if_each_had_its_own(tiny: Path) -> None:
+    """Prompts of a group, a turn that branches have in common, and tokens after the last trained one."""
+    policy, pictures = load_policy(tiny, torch.float32), ("ccssccs", "css", "ccsscc", "ccsuscs")
+    computed = []
+    cast(Any, policy.model).base_model.register_forward_pre_hook(
+        lambda _module, _args, given: computed.append(given["input_ids"].numel()), with_kwargs=True
+    )
+    together = batch(*pictures, apart=0)
+    alone = [cut(together, i) for i in range(len(pictures))]
+    torch.testing.assert_close(
+        policy(together).logprobs, torch.cat([policy(b).logprobs for b in alone]), atol=1e-5, rtol=1e-5
+    )
+    assert computed == [6, 6, 2, 3, 6]
+    a, b = gradients(policy, [together]), gradients(policy, alone)
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], atol=1e-5, rtol=1e-4, msg=name)
+
+
 def test_a_trajectory_of_several_versions_trains_as_its_parts_would(tiny: Path) -> None:
     """Tokens of two versions in one trajectory: the gradients of the first and of the second alone, added up."""
     policy, chosen = load_policy(tiny, torch.float32), algorithm.load(AlgorithmOptions(behaviour_cap=1.5))
@@ -126,14 +145,17 @@ def test_a_trajectory_of_several_versions_trains_as_its_parts_would(tiny: Path) 
 
 
 def pack_one(index: int) -> Batch:
-    whole = batch(*PICTURES)
+    return cut(batch(*PICTURES), index)
+
+
+def cut(whole: Batch, index: int) -> Batch:
     start, end = whole.cu_seqlens[index : index + 2].tolist()
-    cut = {
+    found = {
         f.name: value[start:end]
         for f in dataclasses.fields(Batch)
         if isinstance(value := getattr(whole, f.name), Tensor) and f.name != "cu_seqlens"
     }
-    return dataclasses.replace(whole, **cut, cu_seqlens=torch.tensor([0, end - start], dtype=torch.int32))
+    return dataclasses.replace(whole, **found, cu_seqlens=torch.tensor([0, end - start], dtype=torch.int32))
 
 
 def test_logprobs_are_those_of_transformers(tiny: Path) -> None:

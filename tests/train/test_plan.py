@@ -71,6 +71,15 @@ def test_fill_of_log_normal_lengths(ranks: int) -> None:
     assert max(loads) <= 1.02 * min(loads)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_group_lies_in_one_pass_where_there_is_room(ranks: int) -> None:
+    groups = [[[60 + 3 * ((5 * g + s) % 4)] for s in range(8)] for g in range(8)]
+    plan = make_plan(manifest(groups), ranks=ranks, minibatches=1, budget=2200, longest=None)
+    passes = [p for rank in plan.passes[0] for p in rank]
+    assert len(passes) == 2
+    assert sum(len({item.group for item in p}) for p in passes) == len(groups)
+
+
 def test_unscored_abandoned_and_empty_trajectories_are_left_out() -> None:
     entries = (TrajectoryEntry(9, 4, False), TrajectoryEntry(9, 4, True), TrajectoryEntry(9, 0, False))
     group = GroupEntry(
