@@ -20,13 +20,14 @@ exception in the function, a timeout. An `InfrastructureError` is nobody's answe
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import json
 import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from agentrl.calling import asked_to_stop
+from agentrl.calling import asked_to_stop, call
 from agentrl.errors import ContractError, InfrastructureError
 
 # `import agentrl` imports this module: pydantic and numpy wait until there is a tool.
@@ -110,7 +111,8 @@ class Tool:
             async with clock:
                 if inspect.iscoroutinefunction(self.function):
                     return await self.function(**values)
-                return await asyncio.to_thread(self.function, **values)
+                # Each in a thread of its own: of the loop's there are few, and waiting for one would count as its time.
+                return await call(functools.partial(self.function, **values))
         except TimeoutError as error:
             if clock.expired():
                 raise TimedOut(f"{self.name} did not finish within {self.timeout:g} s") from error
