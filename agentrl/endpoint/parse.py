@@ -152,12 +152,15 @@ class _Scan:
         self.reasoning.append(self.text[start:] if end < 0 else self.text[start:end])
         self.at = len(self.text) if end < 0 else end + len(_THOUGHT)
         if end >= 0 and not self.spoke:
-            # The blank lines after the reasoning belong to the format, not to the answer.
-            self.before.clear()
+            # The blank lines around the reasoning belong to the format, not to the answer; what stands before a call
+            # may have been streamed by now.
+            if not self.calls:
+                self.before.clear()
             while self.text.startswith("\n", self.at):
                 self.at += 1
 
     def tagged(self, growing: bool = False) -> int:
+        held = -1  # where the calls begin of which each is ended by the next one's tag alone
         while self.at < len(self.text):
             call, bare = self._next_call()
             think = self.finder.find(_THINK, self.at)
@@ -169,8 +172,12 @@ class _Scan:
                 break
             self.say(self.text[self.at : call])
             good = self._bare_call(call) if bare else self._call_at(call)
+            begun = call if held < 0 else held
             if growing and not good:
-                return call
+                return begun
+            if growing and bare and _CLOSE.startswith(self.text[skip(self.text, self.at) :]):
+                return self.at  # a closing tag may still come, with the blanks before it
+            held = -1 if bare or self.text.endswith(_CLOSE, call, self.at) else begun
         self.say(self.text[self.at :])
         self.at = len(self.text)
         return self.at

@@ -252,6 +252,7 @@ class EngineClient:
 
     async def _abort_all(self) -> None:
         """Abort until nothing is asked any more: a request may reach the server after the abort that was meant for it.
+        One that came after the pause is held back there, where no abort finds it: it is let in and aborted then.
         Servers that cannot pause only abort; new requests wait here in any case."""
         while True:
             status, answer = await self._http.call("/pause_generation", {"mode": "abort"}, _LONG, "the pause")
@@ -264,6 +265,8 @@ class EngineClient:
                 return
             except TimeoutError:
                 pass
+            if status == 200:
+                await self._control("/continue_generation", {}, "the pause", _LONG)
 
     async def resume(self) -> None:
         """Go on after `pause`."""

@@ -164,6 +164,7 @@ class ScriptedServer:
         fault = self.faults.popleft() if self.faults else None
         if fault is not None and fault.kind == "status":
             return web.json_response({"error": {"message": fault.message}}, status=fault.status)
+        await self._going.wait()  # as SGLang: what comes in a pause is held back, and no abort finds it there
         if body["rid"] in self.running:
             return web.json_response({"error": {"message": "duplicate rid"}}, status=400)
         state = self.running[body["rid"]] = Running()

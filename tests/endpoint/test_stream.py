@@ -8,7 +8,7 @@ from typing import Any
 
 import openai
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agentrl.endpoint.options import EndpointOptions
@@ -120,9 +120,17 @@ PIECES = [
     "x",
     "<",
     "{",
+    "<function=f>",
+    "<parameter=a>1</parameter>",
+    "</function>",
 ]
+NAMED = '{"name": "f", "arguments": {}}'
 
 
+@example(f"<tool_call>{NAMED}\n<tool_call>", Format.HERMES, False, False)
+@example(f"<tool_call>{NAMED}<tool_call>{NAMED}<tool_call>{NAMED}x", Format.HERMES, False, True)
+@example(f"\n<tool_call>{NAMED}</tool_call>\n</think>x<think></think>", Format.HERMES, False, False)
+@example("x<function=f></function>\n</tool_call>", Format.QWEN3_CODER, False, True)
 @given(
     st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=10).map("".join),
     st.sampled_from(list(Format)),

@@ -187,7 +187,7 @@ async def test_cancelling_sends_an_abort_and_again_after_a_pause() -> None:
         client = EngineClient(server.url)
         await client.pause()
         task = asyncio.create_task(client.generate(request("r", [9])))
-        await until(lambda: server.running)
+        await until(lambda: _generations(server))
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await until(lambda: any(path == "/abort_request done" for path, _ in server.calls))
@@ -285,6 +285,27 @@ class _Answers(deque[tuple[int, str]]):
     def popleft(self) -> tuple[int, str]:
         self._move(200.0)
         return super().popleft()
+
+
+async def test_a_request_that_comes_after_the_pause_that_should_abort_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server holds it back until it may go on, and finds it by no abort."""
+    monkeypatch.setattr("agentrl.engine.client._ABORT_AGAIN", 0.05)
+    async with ScriptedServer(_counting, spans=False) as server:
+        first, client = EngineClient(server.url), EngineClient(server.url, pause_mode="abort")
+        server.holds_at = 2
+        await first.pause()  # as if the client's own were there before its request
+        task = asyncio.create_task(client.generate(request("r", [9], max_tokens=8)))
+        await until(lambda: _generations(server))
+        await client.pause()
+        assert not server.running
+        server.holds_at = None
+        await client.update_from_disk("new", V11)
+        await client.resume()
+        done = await task
+        await first.close()
+        await client.close()
+    assert done.tokens.tolist() == list(range(10, 18))
+    assert done.spans[-1].version == V11
 
 
 async def test_updates_refused_for_pending_requests_back_off_within_bounds() -> None:
