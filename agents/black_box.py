@@ -84,15 +84,17 @@ class BlackBox(Agent):
     async def _command(self, row: Any, base_url: str, api_key: str) -> Any:
         env = {**os.environ, "OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": api_key}
         pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_exec(
-            *self.command, stdin=pipe, stdout=pipe, stderr=pipe, env=env, cwd=self.cwd, start_new_session=True
+        # A start that is cancelled half-way would wait for the output of all that the program has started by then.
+        starting = asyncio.ensure_future(
+            asyncio.create_subprocess_exec(
+                *self.command, stdin=pipe, stdout=pipe, stderr=pipe, env=env, cwd=self.cwd, start_new_session=True
+            )
         )
         try:
+            process = await asyncio.shield(starting)
             out, err = await process.communicate(json.dumps(row).encode() + b"\n")
         finally:
-            # Whatever it started is of its process group, and goes with it: also when the episode's time is up.
-            _kill_group(process.pid)
-            await process.wait()
+            await _end(starting)
         lines = out.decode(errors="replace").split("\n")
         last = next((line for line in reversed(lines) if line.strip()), "")
         tail = err.decode(errors="replace")[-_TAIL:].strip()
@@ -105,6 +107,19 @@ class BlackBox(Agent):
                 f"the last line that {self.command[0]} printed must be its reward, a number or null, or JSON with one; "
                 f"it was {last[-_TAIL:]!r}"
             ) from error
+
+
+async def _end(starting: asyncio.Future[asyncio.subprocess.Process]) -> None:
+    """Whatever it started is of its process group, and goes with it: also when the episode's time is up."""
+    try:
+        process = await starting
+    except OSError:
+        return  # there is no such program
+    _kill_group(process.pid)
+    # Not `wait`, which also waits for whoever left the group and holds the output.
+    while process.returncode is None:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    process._transport.close()  # type: ignore[attr-defined]
 
 
 def _kill_group(group: int) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -34,6 +36,7 @@ from agentrl.testing.scripted import ScriptedEngine
 from agentrl.testing.tiny import make_tiny_model
 from agentrl.tool import Tool, tool
 from agentrl.types import Episode, SplitReason, Stop
+from tests.sandbox.kinds import eventually, long_sleep, running
 
 SUM = {"question": "2 + 3 =", "expression": "2 + 3", "answer": "5"}
 MakeAgent = Callable[[Sequence[Tool]], Agent]
@@ -324,6 +327,32 @@ async def test_a_black_box_that_hangs_is_ended_with_all_that_it_started(template
     while _runs(pid) and time.monotonic() < until:  # noqa: ASYNC110 - its parent reaps it
         await asyncio.sleep(0.02)
     assert not _runs(pid)
+
+
+async def test_one_that_is_cancelled_while_it_starts_leaves_nothing() -> None:
+    asleep = long_sleep()
+    box = BlackBox(command=["sh", "-c", f"{' '.join(asleep)} & wait"])
+    for rounds in range(8):
+        starting = asyncio.ensure_future(box._command(ROW, "http://nowhere", "key"))
+        for _ in range(rounds):
+            await asyncio.sleep(0)
+        time.sleep(0.05)  # noqa: ASYNC251 - the program gets further than the loop that starts it
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(starting, 60)
+    await eventually(lambda: not running(*asleep))
+
+
+async def test_one_whose_daemon_holds_its_output_does_not_hold_the_episode() -> None:
+    asleep = long_sleep()
+    box = BlackBox(command=["sh", "-c", f"setsid {' '.join(asleep)} & wait"])
+    playing = asyncio.ensure_future(box._command(ROW, "http://nowhere", "key"))
+    await eventually(lambda: bool(running(*asleep)))
+    playing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(playing, 60)
+    for daemon in running(*asleep):
+        os.kill(int(daemon.name), signal.SIGKILL)
 
 
 def _runs(pid: int) -> bool:
