@@ -6,6 +6,7 @@ import json
 import re
 import signal
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -166,6 +167,7 @@ def test_it_learns_at_staleness_four(place: Path) -> None:
     )
     assert code == 0, output
     steps = lines(place / "runs" / "r", "step")
-    assert steps[-1]["reward/mean"] > steps[0]["reward/mean"] + 0.2, output
+    rewards = [s["reward/mean"] for s in steps]
+    assert fmean(rewards[-4:]) > fmean(rewards[:4]) + 0.2, output
     assert max(s["staleness/max"] for s in steps) <= 4
     assert max(s["staleness/several_versions_share"] for s in steps) > 0, "some sequences span several versions"
