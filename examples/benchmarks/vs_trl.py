@@ -261,7 +261,7 @@ def compare(options: argparse.Namespace, work: Path) -> dict[str, Any]:
     if options.smollm2:
         model = options.smollm2.resolve()
         a = told("TRL, SmolLM2", theirs(model, work, steps=options.large_steps, lr=1e-5, at_once=16))
-        more = ["rollout.max_tokens=32", "train.tokens_per_microbatch=4096"]
+        more = ["rollout.max_tokens=32", "train.tokens_per_microbatch=8192"]
         b = told("agentrl, SmolLM2", ours("smollm2", model, work, train(options.large_steps, 1e-5, *more)))
         found |= {"step_ratio": a.step / b.step, "cpu_ratio": a.cpu / b.cpu}
     return found
