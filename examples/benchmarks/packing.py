@@ -109,16 +109,16 @@ def padded_passes(items: Sequence[plan.Item], budget: int) -> Passes:
     return [tuple(items[i : i + rows]) for i in range(0, len(items), rows)]
 
 
-def padded_hidden(policy: Policy) -> Callable[[Tensor, Tensor, list[int]], Tensor]:
+def padded_hidden(policy: Policy) -> Callable[[Tensor, Tensor, list[int], Tensor], Tensor]:
     """`Policy.hidden` as others compute it: rows padded to the longest, and a mask."""
     backbone: Any = policy.model
     backbone = backbone.base_model
 
-    def hidden(tokens: Tensor, positions: Tensor, lengths: list[int]) -> Tensor:
+    def hidden(tokens: Tensor, positions: Tensor, lengths: list[int], read: Tensor) -> Tensor:
         rows = pad_sequence(list(torch.split(tokens, lengths)), batch_first=True)
         mask = pad_sequence([torch.ones(n, dtype=torch.int64, device=tokens.device) for n in lengths], batch_first=True)
         out = backbone(input_ids=rows, attention_mask=mask, use_cache=False)
-        found: Tensor = out.last_hidden_state[mask.bool()]
+        found: Tensor = out.last_hidden_state[mask.bool()][read]
         return found
 
     return hidden
