@@ -227,11 +227,12 @@ PARTS = {"train": train, "memory": memory, "engine": engine, "modes": modes}
 def run_part(name: str, toy: bool) -> dict[str, Any]:
     """In a process of its own; what went wrong is in the result."""
     command = [sys.executable, str(Path(__file__).resolve()), "--part", name, *(["--toy"] if toy else [])]
+    limit = None if toy else LIMITS[name]  # which are for time that is paid
     begun = time.monotonic()
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMITS[name])
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit)
     except subprocess.TimeoutExpired:
-        return {f"{name}_error": f"not done within {LIMITS[name]:g} s"}
+        return {f"{name}_error": f"not done within {limit:g} s"}
     if done.returncode:
         return {f"{name}_error": (done.stderr.strip() or done.stdout.strip())[-600:]}
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
