@@ -3,6 +3,8 @@
 Sequences of about one length are read as one batch, padded on the right. Causal attention needs no mask for that: what
 is real comes before what is padding and never sees it, and what the padding sees is dropped. A token that several
 sequences have in common (`prefix.py`) has a place in each.
+
+Of the last layer only what is read is needed (`last.py`): there few tokens ask, and all are asked.
 """
 
 from __future__ import annotations
@@ -21,6 +23,27 @@ from agentrl.train.prefix import Int64Array
 ATTENTION = "agentrl_packed"
 SLACK, SLACK_SHARE = 32, 16
 """A sequence joins longer ones of `longest` tokens where it lacks at most 32 + longest / 16 of them."""
+FEW = 2
+"""Tokens ask alone where they are at most 1/2 of all: with a mask an attention takes twice what a causal one does."""
+WIDEST = 1 << 24
+"""Elements of such a mask."""
+
+
+class Queries(NamedTuple):
+    """The few tokens of a pack that ask in the last layer, read in the batches of its `Layout`."""
+
+    tokens: Tensor
+    """`[N]`, ascending."""
+    at: tuple[Tensor | None, ...]
+    """Of each batch `[B, Q]`, where in their sequences the tokens stand that ask; None where all of it do."""
+    rows: Tensor
+    """`[S]`, the token that asks at each place of the batches."""
+    places: Tensor
+    """`[T]`, the place of each token that its state is taken from; 0 of one that does not ask."""
+    unread: Tensor
+    """The places that no state is taken from."""
+    silent: Tensor
+    """`[T - N]`, the tokens that do not ask."""
 
 
 class Layout(NamedTuple):
@@ -36,15 +59,18 @@ class Layout(NamedTuple):
     """The places that no state is taken from: padding, and all but one of a token that several sequences share."""
     copies: tuple[tuple[Tensor, Tensor], ...]
     """Tokens `[N]` that n sequences share, and their places `[N, n]`, for each such n."""
+    queries: Queries | None
+    """Those of the last layer, where they are few."""
 
 
-def lay_out(lengths: Sequence[int], tokens: Int64Array | None, device: torch.device) -> Layout | None:
-    """How sequences of these lengths are read; None where there is one alone.
+def lay_out(
+    lengths: Sequence[int], tokens: Int64Array | None, device: torch.device, read: Int64Array | None = None
+) -> Layout:
+    """How sequences of these lengths are read.
 
-    `tokens` are those that the sequences consist of, one sequence after the other; None where each has its own.
+    `tokens` are those that the sequences consist of, one sequence after the other; None where each has its own. Of the
+    last layer's states those of the tokens `read` are enough; None where all are wanted.
     """
-    if len(lengths) == 1:
-        return None
     starts = np.cumsum([0, *lengths])
     batches: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
@@ -52,35 +78,68 @@ def lay_out(lengths: Sequence[int], tokens: Int64Array | None, device: torch.dev
         if not batches or longest - lengths[index] > SLACK + longest // SLACK_SHARE:
             batches.append([])
         batches[-1].append(index)
-    read, padded = [], []
+    found, padded = [], []
     for batch in batches:
         place = np.arange(lengths[batch[0]])
         held = np.array([lengths[i] for i in batch])[:, None]
-        read.append((starts[batch][:, None] + np.minimum(place, held - 1)).ravel())
+        found.append((starts[batch][:, None] + np.minimum(place, held - 1)).ravel())
         padded.append((place >= held).ravel())
-    rows, padding = np.concatenate(read), np.concatenate(padded)
+    rows, padding = np.concatenate(found), np.concatenate(padded)
     rows = rows if tokens is None else tokens[rows]
     shapes = tuple((len(batch), lengths[batch[0]]) for batch in batches)
-    return _layout(shapes, rows, np.flatnonzero(~padding), device)
-
-
-def _layout(shapes: tuple[tuple[int, int], ...], rows: Int64Array, real: Int64Array, device: torch.device) -> Layout:
-    """`real` are the places that are not padding."""
+    real = np.flatnonzero(~padding)
     by_token = real[rows[real].argsort(kind="stable")]
     counts = np.bincount(rows[real])
     first = np.cumsum(counts) - counts
     places = by_token[first]
-    unread = np.ones(len(rows), np.bool_)
-    unread[places] = False
-
-    def put(array: Int64Array) -> Tensor:
-        return torch.from_numpy(array).to(device)
-
     copies = []
     for n in np.unique(counts[counts > 1]):
         several = np.flatnonzero(counts == n)
-        copies.append((put(several), put(by_token[first[several][:, None] + np.arange(n)])))
-    return Layout(shapes, put(rows), put(places), put(np.flatnonzero(unread)), tuple(copies))
+        copies.append((_put(several, device), _put(by_token[first[several][:, None] + np.arange(n)], device)))
+    asked = None if read is None else np.unique(read)
+    few = None if asked is None or FEW * len(asked) > len(places) else _few(shapes, rows, places, asked, device)
+    unread = _put(_others(places, len(rows)), device)
+    return Layout(shapes, _put(rows, device), _put(places, device), unread, tuple(copies), few)
+
+
+def _few(
+    shapes: tuple[tuple[int, int], ...], rows: Int64Array, places: Int64Array, read: Int64Array, device: torch.device
+) -> Queries:
+    """Each batch's askers as a rectangle: rows with fewer of them repeat their sequence's first token."""
+    asking, found, size, start = np.zeros(len(rows), np.bool_), [], 0, 0
+    asking[places[read]] = True
+    at: list[Tensor | None] = []
+    place = np.zeros(len(places), np.int64)
+    for count, longest in shapes:
+        here = asking[start : start + count * longest].reshape(count, longest)
+        most = max(1, int(here.sum(1).max()))
+        if FEW * most > longest or count * most * longest > WIDEST:
+            columns = np.broadcast_to(np.arange(longest), here.shape)
+            at.append(None)
+        else:
+            columns = (~here).argsort(1, kind="stable")[:, :most]
+            columns = np.where(np.take_along_axis(here, columns, 1), columns, 0)
+            at.append(_put(columns, device))
+        taken = (start + np.arange(count)[:, None] * longest + columns).ravel()
+        chosen = np.flatnonzero(asking[taken])
+        # A filler may be an asker too: the first of a token's places is the one that is read.
+        chosen = chosen[np.unique(taken[chosen], return_index=True)[1]]
+        place[rows[taken[chosen]]] = size + chosen
+        found.append(rows[taken])
+        size, start = size + len(taken), start + count * longest
+    arrays = np.concatenate(found), place, _others(place[read], size), _others(read, len(places))
+    return Queries(_put(read, device), tuple(at), *(_put(array, device) for array in arrays))
+
+
+def _others(some: Int64Array, size: int) -> Int64Array:
+    """The numbers below `size` that are not among `some`."""
+    left = np.ones(size, np.bool_)
+    left[some] = False
+    return np.flatnonzero(left)
+
+
+def _put(array: Int64Array, device: torch.device) -> Tensor:
+    return torch.from_numpy(array).to(device)
 
 
 def packed_attention(
@@ -93,33 +152,47 @@ def packed_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     layout: Layout | None = None,
+    queries: Queries | None = None,
     sliding_window: int | None = None,
     **extra: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention within each sequence: query `[1, heads, T, D]`, key and value `[1, kv_heads, T, D]`."""
+    """Causal attention within each sequence: query `[1, heads, T, D]`, key and value `[1, kv_heads, T, D]`.
+
+    With `queries` the states of other tokens than these mean nothing.
+    """
     for name in ("softcap", "s_aux", "position_bias"):
         if extra.get(name) is not None:
             raise ConfigError(f"{type(module).__name__} wants {name!r} in attention, which packed attention has not")
-    if layout is None:
+    if layout is None or (len(layout.rows) == layout.shapes[0][1] and queries is None):
         return _causal(query, key, value, scaling, sliding_window).transpose(1, 2), None
-    sizes = [count * longest for count, longest in layout.shapes]
     # What a query's copies say is not read, so that only keys and values have gradients from several places.
-    spread = (_spread(x[0].transpose(0, 1), layout, x is not query) for x in (query, key, value))
-    queries, keys, values = (torch.split(x, sizes) for x in spread)
-    out = []
-    for shape, *batch in zip(layout.shapes, queries, keys, values, strict=True):
-        q, k, v = (x.view(*shape, *x.shape[1:]).transpose(1, 2) for x in batch)  # [B, heads, L, D]
-        out.append(_causal(q, k, v, scaling, sliding_window).transpose(1, 2).flatten(0, 1))
-    return _gather(out[0] if len(out) == 1 else torch.cat(out), layout)[None], None
+    spread = [_spread(x[0].transpose(0, 1), layout) for x in (key, value)]
+    at: tuple[Tensor | None, ...]
+    if queries is None:
+        asked, at = _select(query[0].transpose(0, 1), layout.rows, layout.places), (None,) * len(layout.shapes)
+    else:
+        asked, at = _select(query[0].transpose(0, 1), queries.rows, queries.places, queries.silent), queries.at
+    out, done, read = [], 0, 0
+    for (count, longest), places in zip(layout.shapes, at, strict=True):
+        most, size = longest if places is None else places.shape[1], count * longest
+        k, v = (x[done : done + size].view(count, longest, *x.shape[1:]).transpose(1, 2) for x in spread)
+        q = asked[read : read + count * most].view(count, most, *asked.shape[1:]).transpose(1, 2)  # [B, heads, Q, D]
+        out.append(_causal(q, k, v, scaling, sliding_window, places).transpose(1, 2).flatten(0, 1))
+        done, read = done + size, read + count * most
+    joined, back = out[0] if len(out) == 1 else torch.cat(out), layout if queries is None else queries
+    return _select(joined, back.places, back.rows, back.unread)[None], None
 
 
-def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None) -> Tensor:
-    n, grouped = query.shape[2], query.shape[1] != key.shape[1]
-    if window is None or n <= window:
+def _causal(
+    query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None, at: Tensor | None = None
+) -> Tensor:
+    """`at` `[B, Q]`: where in their sequences the queries stand; None where they are the sequences."""
+    n, grouped = key.shape[2], query.shape[1] != key.shape[1]
+    if at is None and (window is None or n <= window):
         return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
     place = torch.arange(n, device=query.device)
-    back = place[:, None] - place[None, :]
-    seen = (back >= 0) & (back < window)
+    back = (place[None] if at is None else at)[:, None, :, None] - place  # [B or 1, 1, Q, n]
+    seen = back >= 0 if window is None else (back >= 0) & (back < window)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=seen, scale=scaling, enable_gqa=grouped)
 
 
@@ -144,12 +217,11 @@ class _Select(torch.autograd.Function):
         return found, None, None, None, None
 
 
-def _spread(packed: Tensor, layout: Layout, summed: bool) -> Tensor:
+def _select(x: Tensor, rows: Tensor, back: Tensor, unread: Tensor | None = None) -> Tensor:
+    """`x` at `rows`. Each row of `x` has its gradient at `back`, but for those that are `unread`, which have none."""
+    return cast(Tensor, _Select.apply(x, rows, back, unread, ()))  # type: ignore[no-untyped-call]
+
+
+def _spread(packed: Tensor, layout: Layout) -> Tensor:
     """From the pack into the batches. Nothing of the loss rests on padding, so it gives no gradient back."""
-    copies = layout.copies if summed else ()
-    return cast(Tensor, _Select.apply(packed, layout.rows, layout.places, None, copies))  # type: ignore[no-untyped-call]
-
-
-def _gather(spread: Tensor, layout: Layout) -> Tensor:
-    """From the batches back into the pack."""
-    return cast(Tensor, _Select.apply(spread, layout.places, layout.rows, layout.unread, ()))  # type: ignore[no-untyped-call]
+    return cast(Tensor, _Select.apply(packed, layout.rows, layout.places, None, layout.copies))  # type: ignore[no-untyped-call]

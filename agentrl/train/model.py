@@ -21,6 +21,7 @@ from agentrl.errors import ConfigError
 from agentrl.train.algorithm import Output
 from agentrl.train.attention import ATTENTION, lay_out, packed_attention
 from agentrl.train.batch import Batch
+from agentrl.train.last import LastLayer
 from agentrl.train.prefix import share
 
 CHUNK = 1 << 24
@@ -135,6 +136,7 @@ class Policy(nn.Module):
     def __init__(self, model: nn.Module, *, critic: bool = False) -> None:
         super().__init__()
         self.model = model
+        self.last = LastLayer.of(cast(Any, model).base_model)
         self.value_head: nn.Linear | None = None
         if critic:
             weight = cast(Any, model).get_output_embeddings().weight
@@ -159,7 +161,8 @@ class Policy(nn.Module):
     def hidden(self, tokens: Tensor, positions: Tensor, lengths: list[int], read: Tensor) -> Tensor:
         """The last hidden states `[N, H]` of the tokens `read` `[N]`, each history computed once."""
         shared = share(tokens.cpu().numpy(), lengths, read.cpu().numpy())
-        layout = lay_out(shared.lengths, shared.sequences, tokens.device)
+        asked = None if self.last is None else shared.place[read.cpu().numpy()]
+        layout = lay_out(shared.lengths, shared.sequences, tokens.device, asked)
         computed, place = (torch.from_numpy(x).to(tokens.device) for x in (shared.computed, shared.place))
         backbone = cast(Any, self.model).base_model
         out = backbone(
@@ -190,7 +193,10 @@ def load_policy(folder: Path, dtype: torch.dtype, *, checkpointing: bool = False
     head.__class__ = Head
     model.config.use_cache = False
     if checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        # Renamed in transformers 5.2x: the old name warns there, the new one is missing before.
+        name = "activation_checkpointing_enable"
+        enable = getattr(model, name, None) or model.gradient_checkpointing_enable
+        enable({"use_reentrant": False})
     return Policy(model, critic=critic)
 
 
@@ -241,6 +247,8 @@ def check_exact(policy: Policy, vocabulary: int, device: torch.device) -> None:
     policy.eval()
     with torch.no_grad():
         packed, _ = policy.head(policy.hidden(tokens, positions, lengths, rows - 1), tokens[rows], ones)
+        ends = torch.tensor([3, 5, 11], device=device)
+        few, _ = policy.head(policy.hidden(tokens, positions, lengths, rows[ends] - 1), tokens[rows[ends]], ones[ends])
         model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
         plain = []
         for part in torch.split(tokens, lengths):
@@ -256,6 +264,9 @@ def check_exact(policy: Policy, vocabulary: int, device: torch.device) -> None:
         )
     worst = float((packed - torch.cat(plain)).abs().max())
     limit = 1e-3 if packed.dtype == policy.head.weight.dtype else 0.15
+    if policy.last is not None and not float((few - packed[ends]).abs().max()) <= limit:
+        policy.last.remove()
+        policy.last = None
     if not worst <= limit:
         raise ConfigError(
             f"{type(model).__name__}: packed log-probs differ from the plain model's by up to {worst:.3g} "

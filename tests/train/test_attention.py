@@ -56,9 +56,6 @@ def test_batches_are_as_each_alone(lengths: list[int]) -> None:
 @given(LENGTHS)
 def test_every_token_has_one_place_and_little_is_padding(lengths: list[int]) -> None:
     layout = lay_out(lengths, None, CPU)
-    if layout is None:
-        assert len(lengths) == 1
-        return
     assert torch.equal(layout.rows[layout.places], torch.arange(sum(lengths)))
     real = torch.cat([layout.places, layout.unread])
     assert torch.equal(real.sort().values, torch.arange(sum(n * longest for n, longest in layout.shapes)))
@@ -90,13 +87,35 @@ def test_tokens_that_sequences_share_are_as_each_alone(pack: list[list[int]]) ->
         torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=1e-9)
 
 
+@settings(deadline=None)
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=40), min_size=1, max_size=9), st.data())
+def test_the_few_that_ask_are_as_among_all(pack: list[list[int]], data: st.DataObject) -> None:
+    tokens, lengths = np.array(list(itertools.chain(*pack))), [len(s) for s in pack]
+    read = np.array(data.draw(st.lists(st.integers(0, len(tokens) - 1), min_size=1, max_size=9)))
+    window = data.draw(st.sampled_from([None, 3, 20]))
+    shared = share(tokens, lengths, read)
+    place = torch.from_numpy(shared.place[read])
+    layout = lay_out(shared.lengths, shared.sequences, CPU, place.numpy())
+    assert (layout.queries is not None) == (2 * len(set(place.tolist())) <= len(shared.computed))
+    torch.manual_seed(len(tokens))
+    leaves = [torch.randn(1, heads, len(shared.computed), 8, dtype=torch.float64) for heads in (4, 2, 2)]
+    factors = torch.randn(len(read), 4, 8, dtype=torch.float64)
+    found = []
+    for queries in (layout.queries, None):
+        q, k, v = (x.clone().requires_grad_() for x in leaves)
+        out, _ = packed_attention(
+            torch.nn.Identity(), q, k, v, None, layout=layout, queries=queries, sliding_window=window
+        )
+        found.append([out[0][place], *torch.autograd.grad((out[0][place] * factors).sum(), (q, k, v))])
+    for few, among_all in zip(*found, strict=True):
+        torch.testing.assert_close(few, among_all, atol=1e-9, rtol=1e-9)
+
+
 def test_sequences_of_one_length_are_one_batch() -> None:
     layout = lay_out([58] * 64, None, CPU)
-    assert layout is not None
     assert layout.shapes == ((64, 58),)
     assert len(layout.unread) == 0
     mixed = lay_out([2000, 40, 1900, 60], None, CPU)
-    assert mixed is not None
     assert mixed.shapes == ((2, 2000), (2, 60))
 
 

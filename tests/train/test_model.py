@@ -126,6 +126,58 @@ def test_what_sequences_share_is_computed_once_and_trains_as_if_each_had_its_own
         torch.testing.assert_close(a[name], b[name], atol=1e-5, rtol=1e-4, msg=name)
 
 
+FEW = ("cccccccss", "ccccscccccs", "ccccccssccccs", "ccccccccccccs")
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(("apart", "read"), [(0, 6), (7, 8)])
+def test_the_last_layer_computes_what_is_read_and_trains_as_a_whole_one(
+    tiny: Path, checkpointing: bool, apart: int, read: int
+) -> None:
+    found, seen = [], []
+    for whole in (False, True):
+        policy = load_policy(tiny, torch.float32, checkpointing=checkpointing)
+        policy.train()
+        check_exact(policy, 200, torch.device("cpu"))
+        assert policy.last is not None
+        if whole:
+            policy.last.remove()
+            policy.last = None
+        cast(Any, policy.model).base_model.layers[-1].mlp.gate_proj.register_forward_pre_hook(
+            lambda _module, args: seen.append(args[0].shape[1])
+        )
+        shown = batch(*FEW, apart=apart)
+        grads = gradients(policy, [batch(*FEW[:2], apart=apart), shown])
+        found.append((policy(shown).logprobs, grads))
+    (few, a), (among_all, b) = found
+    torch.testing.assert_close(few, among_all, atol=1e-5, rtol=1e-5)
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], atol=1e-5, rtol=1e-4, msg=name)
+    passes = len(seen) // 2
+    assert max(seen[:passes]) == read
+    assert min(seen[passes:]) > read
+
+
+@pytest.mark.parametrize("order", ["mlp first", "attention twice"])
+def test_a_last_layer_of_another_kind_is_computed_whole(tiny: Path, order: str) -> None:
+    """Attention alone knows what is read; and keys of all tokens may be wanted of what comes after the MLP."""
+    policy = load_policy(tiny, torch.float32)
+    layer = cast(Any, policy.model).base_model.layers[-1]
+
+    def forward(hidden: Tensor, **given: Any) -> Tensor:
+        if order == "attention twice":
+            hidden = hidden + layer.self_attn(layer.input_layernorm(hidden), **given)[0]
+        hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+        return cast(Tensor, hidden + layer.self_attn(layer.input_layernorm(hidden), **given)[0])
+
+    layer.forward = forward
+    check_exact(policy, 200, torch.device("cpu"))
+    assert (policy.last is None) == (order == "attention twice")
+    few = batch(*FEW)
+    alone = torch.cat([policy(cut(few, i)).logprobs for i in range(len(FEW))])
+    torch.testing.assert_close(policy(few).logprobs, alone, atol=1e-5, rtol=1e-5)
+
+
 def test_a_trajectory_of_several_versions_trains_as_its_parts_would(tiny: Path) -> None:
     """Tokens of two versions in one trajectory: the gradients of the first and of the second alone, added up."""
     policy, chosen = load_policy(tiny, torch.float32), algorithm.load(AlgorithmOptions(behaviour_cap=1.5))

@@ -121,40 +121,44 @@ class Model:
         self.cache.reserve(max(c.start + c.n for c in chunks))
         tokens = tokens.to(self._device)
         positions = torch.cat([torch.arange(c.start, c.start + c.n) for c in chunks]).to(self._device)
+        ends = torch.tensor([c.n for c in chunks], device=self._device).cumsum(0) - 1
         masks = [self._causal(c) for c in chunks]
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             outs, at = [], 0
             for chunk, mask in zip(chunks, masks, strict=True):
-                here = slice(at, at + chunk.n)
-                outs.append(self._attend_chunk(layer, chunk, mask, q[here], k[here], v[here]))
-                at += chunk.n
+                end = at + chunk.n
+                # Of the last layer the chunks' last tokens are read, which see all before them.
+                asking, seen = (q[at:end], mask) if layer < self.shape.layers - 1 else (q[end - 1 : end], None)
+                outs.append(self._attend_chunk(layer, chunk, asking, seen, k[at:end], v[at:end]))
+                at = end
             return torch.cat(outs)
 
-        hidden = self._blocks(weights, tokens, positions, attend)
-        ends = torch.tensor([c.n for c in chunks], device=self._device).cumsum(0) - 1
-        return self._logits(weights, hidden[ends])
+        return self._logits(weights, self._blocks(weights, tokens, positions, attend, ends))
 
-    def _attend_chunk(self, layer: int, chunk: Chunk, mask: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        end, groups = chunk.start + chunk.n, self.shape.heads // self.shape.kv_heads
+    def _attend_chunk(self, layer: int, chunk: Chunk, q: Tensor, mask: Tensor | None, k: Tensor, v: Tensor) -> Tensor:
+        end, groups, n = chunk.start + chunk.n, self.shape.heads // self.shape.kv_heads, len(q)
         keys, values = self.cache.k[layer, chunk.row], self.cache.v[layer, chunk.row]
         keys[:, chunk.start : end] = k.transpose(0, 1)
         values[:, chunk.start : end] = v.transpose(0, 1)
         # [1, G, (H/G)·n, E] against [1, G, end, E]
-        q = q.view(chunk.n, self.shape.kv_heads, groups, self.shape.head).permute(1, 2, 0, 3)
-        q = q.reshape(1, self.shape.kv_heads, groups * chunk.n, self.shape.head)
+        q = q.view(n, self.shape.kv_heads, groups, self.shape.head).permute(1, 2, 0, 3)
+        q = q.reshape(1, self.shape.kv_heads, groups * n, self.shape.head)
         out = F.scaled_dot_product_attention(
             q, keys[None, :, :end], values[None, :, :end], attn_mask=mask, scale=self._scale
         )
-        out = out.view(self.shape.kv_heads, groups, chunk.n, self.shape.head).permute(2, 0, 1, 3)
-        return out.reshape(chunk.n, -1)
+        out = out.view(self.shape.kv_heads, groups, n, self.shape.head).permute(2, 0, 1, 3)
+        return out.reshape(n, -1)
 
     def _causal(self, chunk: Chunk) -> Tensor:
         size = (chunk.n, chunk.start + chunk.n)
         mask = torch.full(size, float("-inf"), dtype=self._dtype, device=self._device)
         return mask.triu_(chunk.start + 1).repeat(self.shape.heads // self.shape.kv_heads, 1)
 
-    def _blocks(self, weights: Weights, tokens: Tensor, positions: Tensor, attend: Any) -> Tensor:
+    def _blocks(
+        self, weights: Weights, tokens: Tensor, positions: Tensor, attend: Any, ends: Tensor | None = None
+    ) -> Tensor:
+        """Normalised states `[T, D]`; with `ends`, of these tokens alone, for which `attend` asks in the last layer."""
         shape, (width,) = self.shape, (self.shape.hidden,)
         cos, sin = self._cos[positions][:, None], self._sin[positions][:, None]  # [T, 1, E]
         n_qk, total = shape.heads + shape.kv_heads, shape.heads + 2 * shape.kv_heads
@@ -168,6 +172,8 @@ class Model:
             first, second = qk.chunk(2, -1)
             qk = qk * cos + torch.cat((-second, first), -1) * sin
             attended = attend(i, qk[:, : shape.heads], qk[:, shape.heads :], v)
+            if ends is not None and i == shape.layers - 1:
+                x = x[ends]
             x = x + layer.o(attended)
             gate, up = layer.gate_up(F.rms_norm(x, (width,), layer.norm2, shape.eps)).chunk(2, -1)
             x = x + layer.down(F.silu(gate) * up)
