@@ -94,27 +94,33 @@ class Model:
         self._dtype = dtype
         self._scale = shape.head**-0.5
 
-    def decode(self, weights: Weights, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """One token for each of the rows 0..n-1, behind the `lengths` [n] they hold; logits `[n, V]` float32."""
+    def decode(self, weights: Weights, tokens: Tensor, lengths: Tensor, running: Tensor | None = None) -> Tensor:
+        """One token for each of the rows 0..n-1, behind the `lengths` [n] they hold; logits `[n, V]` float32.
+
+        With `running` [m] of these rows alone: the others go along, but nothing is written for them.
+        """
         n, longest = tokens.numel(), int(lengths.max()) + 1
         self.cache.reserve(longest)
         tokens, lengths = tokens.to(self._device), lengths.to(self._device)
-        rows = torch.arange(n, device=self._device)
+        holes = running is not None and running.numel() < n
+        rows = running.to(self._device) if running is not None and holes else torch.arange(n, device=self._device)
+        places = lengths[rows]
         mask = torch.zeros(n, 1, 1, longest, dtype=self._dtype, device=self._device)
         later = torch.arange(longest, device=self._device) > lengths[:, None]
         mask.masked_fill_(later[:, None, None], float("-inf"))
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys, values = self.cache.k[layer], self.cache.v[layer]
-            keys[rows, :, lengths] = k
-            values[rows, :, lengths] = v
+            keys[rows, :, places] = k[rows] if holes else k
+            values[rows, :, places] = v[rows] if holes else v
             # Query heads that share a key head stand where a sequence of queries would: [n, G, H/G, E], no copy.
             q = q.reshape(n, self.shape.kv_heads, -1, self.shape.head)
             return F.scaled_dot_product_attention(
                 q, keys[:n, :, :longest], values[:n, :, :longest], attn_mask=mask, scale=self._scale
             ).reshape(n, -1)
 
-        return self._logits(weights, self._blocks(weights, tokens, lengths, attend))
+        hidden = self._blocks(weights, tokens, lengths, attend)
+        return self._logits(weights, hidden[rows] if holes else hidden)
 
     def prefill(self, weights: Weights, tokens: Tensor, chunks: list[Chunk]) -> Tensor:
         """Fill rows with the chunks' tokens, packed in one pass; logits `[chunks, V]` after each one's last."""

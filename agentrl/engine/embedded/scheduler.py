@@ -89,7 +89,7 @@ class Scheduler:
     @property
     def running(self) -> int:
         """Sequences in a row."""
-        return len(self._slots.active)
+        return self._slots.count
 
     @property
     def waiting(self) -> int:
@@ -132,13 +132,13 @@ class Scheduler:
         with torch.inference_mode():
             while not self._stopping:
                 self._read_inbox()
-                if self.paused or not (self._waiting or self._slots.active):
-                    if not (self._waiting or self._slots.active):
+                if self.paused or not (self._waiting or self._slots.count):
+                    if not (self._waiting or self._slots.count):
                         self._last_token = None
                     self._wake.wait()
                     continue
                 self._prefill()
-                if self._slots.active and not self._inbox:
+                if self._slots.count and not self._inbox:
                     self._step()
 
     def _read_inbox(self) -> None:
@@ -179,7 +179,7 @@ class Scheduler:
         """Marks of the packed ones."""
         later: list[Live] = []
         total = 0
-        while self._waiting and len(self._slots.active) + len(pack) < self._slots.running and len(later) < _LOOK_AHEAD:
+        while self._waiting and self._slots.count + len(pack) < self._slots.running and len(later) < _LOOK_AHEAD:
             live = self._waiting.popleft()
             ids = live.ids
             shared = self._slots.match(ids)[1]
@@ -197,16 +197,16 @@ class Scheduler:
         return pack
 
     def _step(self) -> None:
-        n = len(self._slots.active)
-        tokens = torch.from_numpy(self._slots.last[:n])
-        logits = self._model.decode(self.weights, tokens, torch.from_numpy(self._slots.lengths[:n] - 1))
+        rows, n = self._slots.step(), self._slots.span
+        tokens, before = (torch.from_numpy(x) for x in (self._slots.last[:n], self._slots.lengths[:n] - 1))
+        logits = self._model.decode(self.weights, tokens, before, torch.from_numpy(rows))
         self.counters.decode_steps += 1
-        self._take(logits, np.arange(n))
+        self._take(logits, rows)
 
     def _take(self, logits: torch.Tensor, rows: np.ndarray[Any, Any]) -> None:
         """Sample one token for each of `rows` and see who ends."""
         slots = self._slots
-        lives = [slots.active[row] for row in rows]
+        lives = [slots.live(row) for row in rows]
         broken = ~torch.isfinite(logits).all(-1)
         if bool(broken.any()):
             logits[broken] = 0.0
@@ -240,7 +240,7 @@ class Scheduler:
 
     def _break(self, live: Live, ended: list[tuple[Live, dict[str, Any]]]) -> None:
         del live.tokens[-1], live.logprobs[-1], live.top[-1:]
-        self._slots.forget(self._slots.active.index(live))
+        self._slots.forget(live)
         ended[:] = [e for e in ended if e[0] is not live]
         message = "the weights gave logits that are not finite"
         ended.append((live, {"type": "abort", "message": message, "status_code": 500}))
