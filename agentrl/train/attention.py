@@ -166,21 +166,26 @@ def packed_attention(
     if layout is None or (len(layout.rows) == layout.shapes[0][1] and queries is None):
         return _causal(query, key, value, scaling, sliding_window).transpose(1, 2), None
     # What a query's copies say is not read, so that only keys and values have gradients from several places.
-    spread = [_spread(x[0].transpose(0, 1), layout) for x in (key, value)]
-    at: tuple[Tensor | None, ...]
-    if queries is None:
-        asked, at = _select(query[0].transpose(0, 1), layout.rows, layout.places), (None,) * len(layout.shapes)
-    else:
-        asked, at = _select(query[0].transpose(0, 1), queries.rows, queries.places, queries.silent), queries.at
-    out, done, read = [], 0, 0
-    for (count, longest), places in zip(layout.shapes, at, strict=True):
-        most, size = longest if places is None else places.shape[1], count * longest
-        k, v = (x[done : done + size].view(count, longest, *x.shape[1:]).transpose(1, 2) for x in spread)
-        q = asked[read : read + count * most].view(count, most, *asked.shape[1:]).transpose(1, 2)  # [B, heads, Q, D]
-        out.append(_causal(q, k, v, scaling, sliding_window, places).transpose(1, 2).flatten(0, 1))
-        done, read = done + size, read + count * most
-    joined, back = out[0] if len(out) == 1 else torch.cat(out), layout if queries is None else queries
-    return _select(joined, back.places, back.rows, back.unread)[None], None
+    keys, values = (_by_batch(_spread(_rows(x), layout), layout.shapes) for x in (key, value))
+    asks = layout if queries is None else queries
+    at = (None,) * len(layout.shapes) if queries is None else queries.at
+    asked = _select(_rows(query), asks.rows, asks.places, None if queries is None else queries.silent)
+    shapes = [(n, longest if x is None else x.shape[1]) for (n, longest), x in zip(layout.shapes, at, strict=True)]
+    batches = zip(_by_batch(asked, shapes), keys, values, at, strict=True)
+    out = [_causal(q, k, v, scaling, sliding_window, x).transpose(1, 2).flatten(0, 1) for q, k, v, x in batches]
+    joined = out[0] if len(out) == 1 else torch.cat(out)
+    return _select(joined, asks.places, asks.rows, asks.unread)[None], None
+
+
+def _rows(x: Tensor) -> Tensor:
+    """`[1, heads, T, D]` → `[T, heads, D]`; `squeeze`, since the gradient of `x[0]` is a copy among zeros."""
+    return x.squeeze(0).transpose(0, 1)
+
+
+def _by_batch(spread: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
+    """`[S, heads, D]` → of each batch of B sequences of n places `[B, heads, n, D]`."""
+    parts = (spread,) if len(shapes) == 1 else torch.split(spread, [count * n for count, n in shapes])
+    return [part.view(*shape, *part.shape[1:]).transpose(1, 2) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def _causal(
