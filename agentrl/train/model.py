@@ -1,7 +1,8 @@
 """The policy: a Hugging Face causal language model that reads packed sequences and answers with log-probs.
 
-Two parts are replaced. Attention reads each sequence by itself (`attention.py`), which is exact. The output head gives
-log-probs and entropies of chosen tokens in chunks, so that no `[T, V]` tensor is ever held.
+Attention reads each sequence by itself (`attention.py`), which is exact. The output head gives log-probs and entropies
+of chosen tokens in chunks, so that no `[T, V]` tensor is ever held. Rotary positions take less memory traffic
+(`rotary.py`), and of the last layer only what is read is computed (`last.py`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from agentrl.train.attention import ATTENTION, lay_out, packed_attention
 from agentrl.train.batch import Batch
 from agentrl.train.last import LastLayer
 from agentrl.train.prefix import share
+from agentrl.train.rotary import replace_rotary
 
 CHUNK = 1 << 24
 """Logits held at once: each chunk reads the whole output head, and adds to the whole of its gradient."""
@@ -191,6 +193,7 @@ def load_policy(folder: Path, dtype: torch.dtype, *, checkpointing: bool = False
     if model.base_model is model:
         raise ConfigError(f"{folder}: {type(model).__name__} has no part that gives hidden states without its head")
     head.__class__ = Head
+    replace_rotary(model)
     model.config.use_cache = False
     if checkpointing:
         # Renamed in transformers 5.2x: the old name warns there, the new one is missing before.
