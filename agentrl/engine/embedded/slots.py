@@ -55,6 +55,11 @@ class Slots:
         return len(self._rows) - len(self._holes)
 
     @property
+    def holes(self) -> set[int]:
+        """Rows among them that hold what has ended."""
+        return set(self._holes)
+
+    @property
     def full(self) -> bool:
         """Whether nothing more can run."""
         return self.count >= self.running
