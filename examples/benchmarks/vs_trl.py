@@ -184,11 +184,15 @@ def ours(name: str, model: Path, work: Path, overrides: Sequence[str], enough: f
         run = subprocess.Popen(
             command, cwd=work, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=log, stderr=subprocess.STDOUT
         )
-        watched = psutil.Process(run.pid)
+        watched, size = psutil.Process(run.pid), 0
         lines: list[dict[str, Any]] = []
         while run.poll() is None:
             time.sleep(0.02)
-            lines = steps_of(folder)
+            # Watching takes of the cores that it measures.
+            written = size_of(folder)
+            if written == size:
+                continue
+            size, lines = written, steps_of(folder)
             if len(lines) > len(cpu):
                 cpu += [cpu_seconds(watched)] * (len(lines) - len(cpu))
             rewards = [line["reward/mean"] for line in lines]
@@ -206,6 +210,12 @@ def steps_of(folder: Path) -> list[dict[str, Any]]:
     """The run's steps so far."""
     path = folder / "metrics.jsonl"
     return [line for line in read_metrics(path) if line["kind"] == "step"] if path.exists() else []
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of the run's metrics so far."""
+    path = folder / "metrics.jsonl"
+    return path.stat().st_size if path.exists() else 0
 
 
 def cpu_seconds(process: psutil.Process) -> float:
