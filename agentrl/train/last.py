@@ -37,8 +37,7 @@ class LastLayer:
         layers = getattr(backbone, "layers", None)
         if not isinstance(layers, nn.ModuleList) or not len(layers):
             return None
-        parts = (getattr(layers[-1], name, None) for name in ("self_attn", "mlp"))
-        attention, mlp = parts
+        attention, mlp = (getattr(layers[-1], name, None) for name in ("self_attn", "mlp"))
         if not isinstance(attention, nn.Module) or not isinstance(mlp, nn.Module):
             return None
         return LastLayer(backbone, attention, mlp)
@@ -61,11 +60,15 @@ class LastLayer:
     def _narrow(self, _module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         if self._asking is None:
             return None
-        hidden, *rest = args
-        self._width = hidden.shape[1]
-        return hidden.index_select(1, self._asking), *rest
+        if len(args) != 1 or args[0].dim() != 3:
+            self._asking = None  # what else it is given may be for all tokens too
+            return None
+        self._width = args[0].shape[1]
+        return (args[0].index_select(1, self._asking),)
 
-    def _widen(self, _module: nn.Module, _args: tuple[Any, ...], out: Tensor) -> Tensor | None:
+    def _widen(self, _module: nn.Module, _args: tuple[Any, ...], out: Any) -> Any:
         if self._asking is None:
             return None
-        return out.new_zeros(1, self._width, out.shape[2]).index_copy(1, self._asking, out)
+        hidden, *rest = out if isinstance(out, tuple) else (out,)  # a router says something besides
+        whole = hidden.new_zeros(1, self._width, hidden.shape[2]).index_copy(1, self._asking, hidden)
+        return (whole, *rest) if isinstance(out, tuple) else whole

@@ -162,8 +162,9 @@ class Policy(nn.Module):
 
     def hidden(self, tokens: Tensor, positions: Tensor, lengths: list[int], read: Tensor) -> Tensor:
         """The last hidden states `[N, H]` of the tokens `read` `[N]`, each history computed once."""
-        shared = share(tokens.cpu().numpy(), lengths, read.cpu().numpy())
-        asked = None if self.last is None else shared.place[read.cpu().numpy()]
+        wanted = read.cpu().numpy()
+        shared = share(tokens.cpu().numpy(), lengths, wanted)
+        asked = None if self.last is None else shared.place[wanted]
         layout = lay_out(shared.lengths, shared.sequences, tokens.device, asked)
         computed, place = (torch.from_numpy(x).to(tokens.device) for x in (shared.computed, shared.place))
         backbone = cast(Any, self.model).base_model
@@ -238,7 +239,8 @@ def check_exact(policy: Policy, vocabulary: int, device: torch.device) -> None:
     """ConfigError where packed log-probs differ from the unmodified model's on single sequences.
 
     A collective under ZeRO-3. It catches models that mix neighbours in a packed row by other ways than attention
-    (state-space layers, convolutions) or that change logits after the head, also where these are small.
+    (state-space layers, convolutions) or that change logits after the head, also where these are small. A last layer
+    that is wrong where only what is read is computed is computed whole from then on.
     """
     lengths = [5, 3, 7]
     tokens = torch.randint(0, vocabulary, (sum(lengths),), generator=torch.Generator().manual_seed(0)).to(device)

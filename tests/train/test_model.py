@@ -158,21 +158,28 @@ def test_the_last_layer_computes_what_is_read_and_trains_as_a_whole_one(
     assert min(seen[passes:]) > read
 
 
-@pytest.mark.parametrize("order", ["mlp first", "attention twice"])
-def test_a_last_layer_of_another_kind_is_computed_whole(tiny: Path, order: str) -> None:
+@pytest.mark.parametrize("kind", ["mlp first", "attention twice", "mlp by name", "router"])
+def test_a_last_layer_of_another_kind_is_right_too(tiny: Path, kind: str) -> None:
     """Attention alone knows what is read; and keys of all tokens may be wanted of what comes after the MLP."""
     policy = load_policy(tiny, torch.float32)
     layer = cast(Any, policy.model).base_model.layers[-1]
 
     def forward(hidden: Tensor, **given: Any) -> Tensor:
-        if order == "attention twice":
+        if kind != "mlp first":
             hidden = hidden + layer.self_attn(layer.input_layernorm(hidden), **given)[0]
-        hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
-        return cast(Tensor, hidden + layer.self_attn(layer.input_layernorm(hidden), **given)[0])
+        given_to = {"x": layer.post_attention_layernorm(hidden)}
+        said = layer.mlp(**given_to) if kind == "mlp by name" else layer.mlp(*given_to.values())
+        hidden = hidden + (said[0] if kind == "router" else said)
+        if kind in ("mlp first", "attention twice"):
+            hidden = hidden + layer.self_attn(layer.input_layernorm(hidden), **given)[0]
+        return hidden
 
+    plain = layer.mlp.forward
+    if kind == "router":
+        layer.mlp.forward = lambda x: (plain(x), x.sum(2))
     layer.forward = forward
     check_exact(policy, 200, torch.device("cpu"))
-    assert (policy.last is None) == (order == "attention twice")
+    assert (policy.last is None) == (kind == "attention twice")
     few = batch(*FEW)
     alone = torch.cat([policy(cut(few, i)).logprobs for i in range(len(FEW))])
     torch.testing.assert_close(policy(few).logprobs, alone, atol=1e-5, rtol=1e-5)
