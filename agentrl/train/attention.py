@@ -113,7 +113,8 @@ def _few(
     for count, longest in shapes:
         here = asking[start : start + count * longest].reshape(count, longest)
         most = max(1, int(here.sum(1).max()))
-        if FEW * most > longest or count * most * longest > WIDEST:
+        # A GPU's fused kernels want no mask: there all of a batch ask, and only what comes after is spared.
+        if device.type != "cpu" or FEW * most > longest or count * most * longest > WIDEST:
             columns = np.broadcast_to(np.arange(longest), here.shape)
             at.append(None)
         else:
