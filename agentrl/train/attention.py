@@ -4,7 +4,7 @@ Sequences of about one length are read as one batch, padded on the right. Causal
 is real comes before what is padding and never sees it, and what the padding sees is dropped. A token that several
 sequences have in common (`prefix.py`) has a place in each.
 
-Of the last layer only what is read is needed (`last.py`): there few tokens ask, and all are asked.
+Of the last layer only what is read is needed (`last.py`): there some tokens ask, and all are asked.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ ATTENTION = "agentrl_packed"
 SLACK, SLACK_SHARE = 32, 16
 """A sequence joins longer ones of `longest` tokens where it lacks at most 32 + longest / 16 of them."""
 FEW = 2
-"""Tokens ask alone where they are at most 1/2 of all: with a mask an attention takes twice what a causal one does."""
+"""Tokens ask alone where they are at most 1/2 of a batch: with a mask attention takes twice what a causal one does."""
 WIDEST = 1 << 24
 """Elements of such a mask."""
 
 
 class Queries(NamedTuple):
-    """The few tokens of a pack that ask in the last layer, read in the batches of its `Layout`."""
+    """The tokens of a pack that ask in the last layer, read in the batches of its `Layout`."""
 
     tokens: Tensor
     """`[N]`, ascending."""
@@ -60,7 +60,7 @@ class Layout(NamedTuple):
     copies: tuple[tuple[Tensor, Tensor], ...]
     """Tokens `[N]` that n sequences share, and their places `[N, n]`, for each such n."""
     queries: Queries | None
-    """Those of the last layer, where they are few."""
+    """Those of the last layer, where not all are asked for."""
 
 
 def lay_out(
@@ -96,13 +96,12 @@ def lay_out(
     for n in np.unique(counts[counts > 1]):
         several = np.flatnonzero(counts == n)
         copies.append((_put(several, device), _put(by_token[first[several][:, None] + np.arange(n)], device)))
-    asked = None if read is None else np.unique(read)
-    few = None if asked is None or FEW * len(asked) > len(places) else _few(shapes, rows, places, asked, device)
+    asked = None if read is None else _ask(shapes, rows, places, np.unique(read), device)
     unread = _put(_others(places, len(rows)), device)
-    return Layout(shapes, _put(rows, device), _put(places, device), unread, tuple(copies), few)
+    return Layout(shapes, _put(rows, device), _put(places, device), unread, tuple(copies), asked)
 
 
-def _few(
+def _ask(
     shapes: tuple[tuple[int, int], ...], rows: Int64Array, places: Int64Array, read: Int64Array, device: torch.device
 ) -> Queries:
     """Each batch's askers as a rectangle: rows with fewer of them repeat their sequence's first token."""

@@ -18,6 +18,10 @@ class LastLayer:
     """Hooks on the last layer's attention, which learns who asks, and on its MLP, which then sees these tokens alone.
 
     What the layer says of other tokens means nothing. Nothing is done without `queries` in the pass's `Layout`.
+
+    The steps are the same however many tokens ask. Ranks gather and release weights between a model's steps, and a
+    checkpointed layer is computed again up to the last step that keeps something: where one rank took another step
+    than the others, they would wait for each other.
     """
 
     def __init__(self, backbone: nn.Module, attention: nn.Module, mlp: nn.Module) -> None:

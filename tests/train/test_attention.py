@@ -96,7 +96,9 @@ def test_the_few_that_ask_are_as_among_all(pack: list[list[int]], data: st.DataO
     shared = share(tokens, lengths, read)
     place = torch.from_numpy(shared.place[read])
     layout = lay_out(shared.lengths, shared.sequences, CPU, place.numpy())
-    assert (layout.queries is not None) == (2 * len(set(place.tolist())) <= len(shared.computed))
+    assert layout.queries is not None
+    for (_, longest), at in zip(layout.shapes, layout.queries.at, strict=True):
+        assert at is None or 2 * at.shape[1] <= longest
     torch.manual_seed(len(tokens))
     leaves = [torch.randn(1, heads, len(shared.computed), 8, dtype=torch.float64) for heads in (4, 2, 2)]
     factors = torch.randn(len(read), 4, 8, dtype=torch.float64)
