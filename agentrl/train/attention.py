@@ -4,7 +4,7 @@ Sequences of about one length are read as one batch, padded on the right. Causal
 is real comes before what is padding and never sees it, and what the padding sees is dropped. A token that several
 sequences have in common (`prefix.py`) has a place in each.
 
-Of the last layer only what is read is needed (`last.py`): there some tokens ask, and all are asked.
+Of the last layer only what is read is needed (`last.py`): there some tokens ask, with a mask, and all are asked.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.cohere import CohereConfig
 from transformers.models.llama import LlamaConfig
 from transformers.models.llama import modeling_llama as llama
+from transformers.models.nemotron import NemotronConfig
 from transformers.models.phi import PhiConfig
 from transformers.models.qwen3 import Qwen3Config
 
@@ -45,9 +46,10 @@ def test_forward_and_gradients() -> None:
         (LlamaConfig(**SIZE), 2),
         (Qwen3Config(**SIZE, head_dim=8), 2),
         (CohereConfig(**SIZE), 0),  # interleaved pairs
+        (NemotronConfig(**SIZE, partial_rotary_factor=0.5), 0),  # cuts its part out itself
         (PhiConfig(**SIZE), 2),  # the part of the width that is turned is cut out before
     ],
-    ids=["llama", "qwen3", "cohere", "phi"],
+    ids=["llama", "qwen3", "cohere", "nemotron", "phi"],
 )
 def test_models_compute_as_before(config: LlamaConfig, replaced: int) -> None:
     torch.manual_seed(0)
